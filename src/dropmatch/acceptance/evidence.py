@@ -1,0 +1,117 @@
+"""What a rule is given and what it answers: flat rows, one per draft position that needs a verdict.
+
+N rows come from any number of sequences; V is the target's vocabulary, Vd the drafter's (they may differ by
+padding), d the hidden size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+REJECTED, EXACT, SAMPLED = 0, 1, 2
+_reasons: list[str] = ["rejected", "exact", "sampled"]
+
+
+def reason_code(name: str) -> int:
+    """The code that stands for a reason in `Verdict.reason`; a new name gets a new code."""
+    if name not in _reasons:
+        _reasons.append(name)
+    return _reasons.index(name)
+
+
+def reason_name(code: int) -> str:
+    """The reason behind a code: "rejected", "exact", "sampled", "js", "majority", "naive", ..."""
+    return _reasons[code]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known about N draft tokens.
+
+    Attributes:
+        hidden: [N, d] input of the LM head, after the final norm.
+        clean_logits: [N, V] the target's logits without dropout, as its head gives them.
+        draft_tokens: [N] int64.
+        clean_tokens: [N] int64: argmax of the processed clean logits, or the sample drawn from them.
+        seeds: [N] int64: seed of each row's sequence.
+        positions: [N] int64: index of the draft token in its sequence, prompt included.
+        draft_logits: [N, Vd], before temperature and top-k/p; None if the drafter has no distribution.
+        bias: [N, V] what logits processors add to the logits: -inf bans a token (grammar, bad words,
+            min_tokens). Reaches the heads, the centroid and the draft alike. None adds nothing.
+        allowed: [N] bool: False where the draft token is ruled out by the request's top-k/p or a hard
+            constraint; such a token is never accepted. None allows all.
+    """
+
+    hidden: Tensor
+    clean_logits: Tensor
+    draft_tokens: Tensor
+    clean_tokens: Tensor
+    seeds: Tensor
+    positions: Tensor
+    draft_logits: Tensor | None = None
+    bias: Tensor | None = None
+    allowed: Tensor | None = None
+
+    def __len__(self) -> int:
+        return self.draft_tokens.shape[0]
+
+    def rows(self, index: Tensor | slice) -> Evidence:
+        """The evidence of some rows: a slice, or an index tensor [n] (bool or int64)."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: value[index] for name, value in values.items() if value is not None})
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a rule says about N rows, and the numbers behind it.
+
+    Attributes:
+        accept: [N] bool.
+        reason: [N] int64 codes; see `reason_name`.
+        distance: [N] fp32 JS(draft ‖ centroid); NaN where the rule does not look at it.
+        radius: [N] fp32 largest JS(head ‖ centroid); NaN likewise.
+        votes: [N] int64 how many heads chose the draft token; -1 likewise.
+        probability: [N] fp32 what the centroid gives the draft token; NaN likewise.
+        uniform_passes: [N] bool: radius so large that even a uniform draft would pass.
+    """
+
+    accept: Tensor
+    reason: Tensor
+    distance: Tensor
+    radius: Tensor
+    votes: Tensor
+    probability: Tensor
+    uniform_passes: Tensor
+
+    @staticmethod
+    def blank(accept: Tensor, reason: str) -> Verdict:
+        """A verdict [N] bool with one reason for what it accepts and no numbers."""
+        number = torch.full(accept.shape, float("nan"), device=accept.device)
+        return Verdict(
+            accept=accept,
+            reason=torch.where(accept, reason_code(reason), REJECTED),
+            distance=number,
+            radius=number,
+            votes=torch.full(accept.shape, -1, dtype=torch.int64, device=accept.device),
+            probability=number,
+            uniform_passes=torch.zeros_like(accept),
+        )
+
+    @staticmethod
+    def join(parts: list[Verdict]) -> Verdict:
+        """Verdicts of consecutive rows as one."""
+        if len(parts) == 1:
+            return parts[0]
+        return Verdict(**{f.name: torch.cat([getattr(part, f.name) for part in parts]) for f in fields(Verdict)})
+
+    def with_numbers(self, **numbers: Tensor) -> Verdict:
+        """The same verdict with some of the numbers behind it, each [N]."""
+        return replace(self, **numbers)
+
+    def only(self, mask: Tensor) -> Verdict:
+        """The same verdict with acceptance taken back where mask [N] bool is False."""
+        accept = self.accept & mask
+        return replace(self, accept=accept, reason=torch.where(accept, self.reason, REJECTED))

@@ -1,0 +1,58 @@
+"""Evidence to verdict: builds the heads that a rule needs, a few rows at a time, and asks it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dropmatch.acceptance.evidence import Evidence, Verdict
+from dropmatch.acceptance.registry import get_rule
+from dropmatch.config import AcceptanceConfig
+from dropmatch.errors import SettingError
+from dropmatch.mc_head import Head, build_cluster, common_vocab, rows_per_chunk
+
+
+def judge(evidence: Evidence, config: AcceptanceConfig, head: Head | None = None) -> Verdict:
+    """Ask the rule about every row of the evidence.
+
+    Rows are judged in chunks, so that no tensor of N × K × V elements is ever held; a verdict does not depend
+    on the chunking.
+
+    Args:
+        evidence: N rows, N ≥ 0.
+        config: rule and settings.
+        head: the target's LM head; may be None for rules that look at no heads.
+
+    Returns:
+        The verdict on N rows.
+
+    Raises:
+        SettingError: the rule needs a head or a draft distribution that is not there, or a shortlist is
+            asked of a head whose rows cannot be gathered.
+    """
+    rule = get_rule(config.rule)
+    if rule.needs_draft_distribution and evidence.draft_logits is None:
+        raise SettingError(
+            f"rule {rule.name!r} compares distributions, and this drafter has none: "
+            "use rule 'naive' or 'strict', or draft with a model"
+        )
+    if rule.needs_heads and head is None:
+        raise SettingError(f"rule {rule.name!r} needs the target's LM head")
+    # a placeholder (-1) or a token that the target does not know is never accepted and never indexed with
+    vocab = common_vocab(evidence)
+    allowed = (evidence.draft_tokens >= 0) & (evidence.draft_tokens < vocab)  # [N]
+    if evidence.allowed is not None:
+        allowed = allowed & evidence.allowed
+    evidence = replace(evidence, draft_tokens=evidence.draft_tokens.clamp(0, vocab - 1))
+
+    if len(evidence) == 0:
+        return Verdict.blank(allowed, "exact")
+    if not rule.needs_heads or head is None:
+        verdict = rule.judge(evidence, None, config)
+    else:
+        size = rows_per_chunk(evidence, config, head)
+        parts = []
+        for start in range(0, len(evidence), size):
+            chunk = evidence.rows(slice(start, start + size))
+            parts.append(rule.judge(chunk, build_cluster(chunk, config, head), config))
+        verdict = Verdict.join(parts)
+    return verdict.only(allowed)

@@ -1,0 +1,193 @@
+"""Settings: frozen, validated when made. Every error names the option and says what is allowed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+from dropmatch.errors import SettingError
+
+MAX_HEADS = 1024
+MAX_DRAFT_LENGTH = 128
+
+ConfigT = TypeVar("ConfigT", bound="_Config")
+
+
+@dataclass(frozen=True)
+class _Config:
+    @classmethod
+    def from_options(cls: type[ConfigT], options: Mapping[str, Any]) -> ConfigT:
+        """Build from a flat mapping, refusing names that are no setting and values that are no scalar.
+
+        Raises:
+            SettingError: an unknown name, a nested value, or a value out of range.
+        """
+        known = {field.name for field in fields(cls)}
+        for name, value in options.items():
+            if name not in known:
+                raise SettingError(f"unknown option {name!r}; the options are: {', '.join(sorted(known))}")
+            if isinstance(value, (Mapping, list, tuple, set)):
+                raise SettingError(
+                    f"{name} must be a single value, got {type(value).__name__}: options are flat, not nested"
+                )
+        return cls(**options)
+
+
+@dataclass(frozen=True)
+class AcceptanceConfig(_Config):
+    """How a draft token is judged.
+
+    Attributes:
+        rule: name of an acceptance rule; see `dropmatch.acceptance.rule_names()`.
+        heads: K, how many dropped-out heads.
+        dropout: p, probability that a unit of the hidden state is dropped, in [0, 1).
+        token_floor: a lossy acceptance also needs this probability in the heads' centroid; 0 is the paper.
+        support: tokens that the heads are evaluated on. "shortlist": the likeliest tokens and one bucket for
+            the rest; "full": the whole vocabulary (the reference); "auto": the shortlist where rows of the
+            LM head can be gathered (a plain, unquantised linear layer), else full.
+        shortlist_size: M, how many of the target's likeliest tokens the shortlist holds.
+        evaluation: "lazy" asks the rule only where the draft differs from the clean token; "eager" about
+            every row, as the paper's statistics do.
+        mask_seed: seed of the dropout masks; None takes the seed of the sequence.
+
+    Raises:
+        SettingError: a value out of range.
+    """
+
+    rule: str = "js"
+    heads: int = 5
+    dropout: float = 0.3
+    token_floor: float = 0.0
+    support: str = "auto"
+    shortlist_size: int = 2048
+    evaluation: str = "lazy"
+    mask_seed: int | None = None
+
+    def __post_init__(self) -> None:
+        from dropmatch.acceptance.registry import get_rule  # the registry's rules need this module
+
+        get_rule(self.rule)
+        _integer("heads (K)", self.heads, 1, MAX_HEADS)
+        _number("dropout (p)", self.dropout, 0.0, 1.0, "[0, 1)", include_high=False)
+        _number("token_floor", self.token_floor, 0.0, 1.0, "[0, 1]")
+        _choice("support", self.support, ("auto", "shortlist", "full"))
+        _integer("shortlist_size (M)", self.shortlist_size, 16, 1 << 20)
+        _choice("evaluation", self.evaluation, ("lazy", "eager"))
+        if self.mask_seed is not None:
+            _integer("mask_seed", self.mask_seed, -(2**63), 2**63 - 1)
+
+
+@dataclass(frozen=True)
+class DraftConfig(_Config):
+    """How draft tokens are proposed.
+
+    Attributes:
+        draft_length: L, the most tokens proposed per round; 0 is plain decoding.
+        draft_stop_probability: end a draft after a token that the drafter itself gives less than this
+            probability; 0 drafts L tokens every round.
+        max_ngram: prompt lookup: the longest ending of the text that is looked for earlier in it.
+        min_ngram: prompt lookup: the shortest one.
+
+    Raises:
+        SettingError: a value out of range.
+    """
+
+    draft_length: int = 5
+    draft_stop_probability: float = 0.0
+    max_ngram: int = 3
+    min_ngram: int = 1
+
+    def __post_init__(self) -> None:
+        _integer("draft_length (L)", self.draft_length, 0, MAX_DRAFT_LENGTH)
+        _number("draft_stop_probability", self.draft_stop_probability, 0.0, 1.0, "[0, 1)", include_high=False)
+        _integer("max_ngram", self.max_ngram, 1, 64)
+        _integer("min_ngram", self.min_ngram, 1, 64)
+        if self.min_ngram > self.max_ngram:
+            raise SettingError(f"min_ngram ({self.min_ngram}) must not exceed max_ngram ({self.max_ngram})")
+
+
+@dataclass(frozen=True)
+class SamplingConfig(_Config):
+    """How tokens are chosen from the target's distribution, and when to stop; the names are vLLM's.
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_k: keep the k likeliest tokens; 0 keeps all.
+        top_p: keep the smallest set of tokens with this much mass; 1 keeps all.
+        seed: seed of every random number of the sequence.
+        max_tokens: the most tokens to generate.
+        min_tokens: end-of-sequence tokens are banned before this many.
+        ignore_eos: generate past end-of-sequence tokens.
+
+    Raises:
+        SettingError: a value out of range.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    max_tokens: int = 256
+    min_tokens: int = 0
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        _number("temperature", self.temperature, 0.0, math.inf, "[0, inf)", include_high=False)
+        _integer("top_k", self.top_k, 0, 1 << 31)
+        _number("top_p", self.top_p, 0.0, 1.0, "(0, 1]", include_low=False)
+        _integer("seed", self.seed, -(2**63), 2**63 - 1)
+        _integer("max_tokens", self.max_tokens, 1, 1 << 31)
+        _integer("min_tokens", self.min_tokens, 0, 1 << 31)
+        if self.min_tokens > self.max_tokens:
+            raise SettingError(f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})")
+
+
+def split_options(options: Mapping[str, Any]) -> tuple[AcceptanceConfig, DraftConfig, SamplingConfig]:
+    """Sort flat options into the three kinds of settings.
+
+    Raises:
+        SettingError: an unknown name, a nested value, or a value out of range.
+    """
+    kinds = (AcceptanceConfig, DraftConfig, SamplingConfig)
+    names = [{field.name for field in fields(kind)} for kind in kinds]
+    unknown = sorted(set(options) - set().union(*names))
+    if unknown:
+        raise SettingError(f"unknown option {unknown[0]!r}; the options are: {', '.join(sorted(set().union(*names)))}")
+    acceptance, draft, sampling = ({k: v for k, v in options.items() if k in known} for known in names)
+    return (
+        AcceptanceConfig.from_options(acceptance),
+        DraftConfig.from_options(draft),
+        SamplingConfig.from_options(sampling),
+    )
+
+
+def _integer(name: str, value: object, low: int, high: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise SettingError(f"{name} must be an integer from {low} to {high}, got {value!r}")
+
+
+def _number(
+    name: str,
+    value: object,
+    low: float,
+    high: float,
+    allowed: str,
+    *,
+    include_low: bool = True,
+    include_high: bool = True,
+) -> None:
+    inside = (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and (low <= value if include_low else low < value)
+        and (value <= high if include_high else value < high)
+    )
+    if not inside:
+        raise SettingError(f"{name} must be a number in {allowed}, got {value!r}")
+
+
+def _choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise SettingError(f"{name} must be one of: {', '.join(allowed)}; got {value!r}")

@@ -1,0 +1,1 @@
+"""The round loop: draft, verify, commit; KV rollback, sampling, stopping, statistics."""

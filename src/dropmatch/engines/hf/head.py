@@ -1,0 +1,115 @@
+"""The LM head of a transformers model, as the acceptance core wants it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dropmatch.errors import ModelError
+from dropmatch.models.packing import PackedLinear
+
+Finish = Callable[[Tensor], Tensor]
+
+
+class ModelHead:
+    """Everything between hidden state and logits: the head module and what the model does after it.
+
+    Heads are made by calling the model's own head module (quantised and adapted ones too), not its weight.
+    Rows are gathered only where the module is a plain linear layer.
+
+    Args:
+        model: a causal LM of transformers.
+
+    Raises:
+        ModelError: the model has no output embeddings, or dropmatch cannot reproduce its logits from them.
+    """
+
+    def __init__(self, model: Any) -> None:
+        module = model.get_output_embeddings()
+        if module is None:
+            raise ModelError(f"{type(model).__name__} has no LM head (get_output_embeddings() is None)")
+        self._module: nn.Module = module
+        self._captured: Tensor | None = None
+        self.can_gather = type(module) in (nn.Linear, PackedLinear)
+        self._finish = self._find_finish(model)
+        self.vocab_size = self._probe_size
+
+    @contextmanager
+    def capture(self) -> Iterator[None]:
+        """While active, each forward of the model leaves the head's input in `hidden()`."""
+
+        def remember(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            self._captured = inputs[0]
+
+        handle = self._module.register_forward_pre_hook(remember)
+        try:
+            yield
+        finally:
+            handle.remove()
+            self._captured = None
+
+    def hidden(self, rows: int) -> Tensor:
+        """The head's input at the last `rows` positions of the last forward: [rows, d]."""
+        assert self._captured is not None, "no forward since capture() began"
+        return self._captured[0, -rows:]
+
+    def full(self, hidden: Tensor) -> Tensor:
+        """[n, d] -> [n, V]."""
+        return self._finish(self._module(hidden))
+
+    def gather(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
+        """[n, K, d], [n, S] -> [n, K, S]."""
+        weight, bias = self._module.weight, self._module.bias
+        rows = F.embedding(token_ids, weight)  # type: ignore[arg-type]  # [n, S, d]
+        if hidden.device.type == "cpu":  # a batched product copies its operands here
+            logits = torch.stack([F.linear(h, r) for h, r in zip(hidden, rows, strict=True)])
+        else:
+            logits = torch.bmm(hidden, rows.transpose(1, 2))
+        if bias is not None:
+            logits = logits + bias[token_ids][:, None]  # type: ignore[index]
+        return self._finish(logits)
+
+    def _find_finish(self, model: Any) -> Finish:
+        """The function that turns the head's output into the model's logits, found by trying it."""
+        token = torch.tensor([[0, 1]], device=model.device)
+        with torch.no_grad(), self.capture():
+            logits = model(input_ids=token, use_cache=False).logits[0].float()  # [2, V]
+            raw = self._module(self.hidden(2))
+        self._probe_size = logits.shape[1]
+        for finish in _candidates(model.config.get_text_config()):
+            made = finish(raw).float()
+            if made.shape == logits.shape and torch.allclose(made, logits, rtol=1e-2, atol=1e-3):
+                return finish
+        raise ModelError(
+            f"{type(model).__name__} changes its logits after the LM head in a way that dropmatch does not "
+            "know, so dropout heads would not be its own (without dropout they must reproduce its logits). "
+            "Known: nothing, a soft-cap, a scale. Please report the model."
+        )
+
+
+def _candidates(config: Any) -> list[Finish]:
+    """What models do after the head, by the names that their configs use."""
+    scales = [1.0]
+    for name in ("logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier"):
+        value = getattr(config, name, None)
+        if isinstance(value, (int, float)) and value:
+            scales += [float(value), 1.0 / float(value)]
+    caps = [getattr(config, name, None) for name in ("final_logit_softcapping", "softcap", "logit_softcap")]
+    found: list[Finish] = [_scaled(scale) for scale in scales]
+    for cap in caps:
+        if isinstance(cap, (int, float)) and cap:
+            found += [_capped(float(cap), scale) for scale in scales]
+    return found
+
+
+def _scaled(scale: float) -> Finish:
+    return lambda logits: logits if scale == 1.0 else logits * scale
+
+
+def _capped(cap: float, scale: float) -> Finish:
+    return lambda logits: torch.tanh(_scaled(scale)(logits) / cap) * cap

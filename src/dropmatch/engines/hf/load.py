@@ -1,0 +1,70 @@
+"""From names to an engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dropmatch.drafting import Drafter, DraftModel, PromptLookup
+from dropmatch.engines.hf.engine import Engine
+from dropmatch.errors import ModelError
+
+PROMPT_LOOKUP = "prompt-lookup"
+
+
+def load(
+    target: str,
+    draft: str | None = None,
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str | None = None,
+    pack: bool = True,
+    trust_remote_code: bool = False,
+) -> Engine:
+    """Load a target and a drafter.
+
+    Args:
+        target: hub id, local folder, `.gguf` file, or a demo name such as "demo:qwen2.5-coder".
+        draft: likewise, or "prompt-lookup"; None takes the draft that belongs to a demo target, else none
+            (plain decoding only).
+        dtype: "auto", "bfloat16", "float16", "float32" or a torch dtype, for both models.
+        device: "cpu", "cuda", ...; None takes a GPU if there is one.
+        pack: on a CPU, prepare the weights for decoding (see `dropmatch.models.packing`).
+        trust_remote_code: run model code from the hub.
+
+    Raises:
+        ModelError: a model cannot be found, fetched or used, or the two do not share a tokenizer.
+    """
+    from dropmatch import models
+    from dropmatch.models.packing import pack_linears
+
+    loaded = models.load(target, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+    if pack:
+        pack_linears(loaded.model)
+    draft = draft or models.default_draft(target)
+    drafter: Drafter | None = None
+    if draft == PROMPT_LOOKUP:
+        drafter = PromptLookup()
+    elif draft is not None:
+        small = models.load(draft, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+        check_same_tokenizer(loaded.tokenizer, small.tokenizer)
+        if pack:
+            pack_linears(small.model)
+        drafter = DraftModel(small.model)
+    return Engine(loaded.model, loaded.tokenizer, drafter)
+
+
+def check_same_tokenizer(target: Any, draft: Any) -> None:
+    """Refuse a draft that counts tokens differently.
+
+    Raises:
+        ModelError: the vocabularies differ.
+    """
+    ours, theirs = target.get_vocab(), draft.get_vocab()
+    if ours != theirs:
+        differing = sum(ours.get(token) != i for token, i in theirs.items())
+        raise ModelError(
+            f"target and draft have different tokenizers ({len(ours)} and {len(theirs)} tokens, {differing} of "
+            "the draft's have another id in the target): use a draft of the target's family, or 'prompt-lookup'"
+        )
