@@ -27,12 +27,12 @@ class DraftModel:
     has_distribution = True
 
     def __init__(self, model: Any) -> None:
-        self._model = CachedModel(model)
+        self.model, self._cached = model, CachedModel(model)
         self._vocab_size: int | None = None
 
     def reset(self) -> None:
         """A new sequence begins."""
-        self._model.reset()
+        self._cached.reset()
 
     def check(self, prompt_tokens: int, max_tokens: int, vocab_size: int) -> None:
         """Remember the target's vocabulary size; refuse what does not fit the draft's context.
@@ -40,7 +40,7 @@ class DraftModel:
         Raises:
             SettingError: prompt and new tokens exceed the draft's context.
         """
-        self._model.check_room(prompt_tokens + max_tokens, "draft")
+        self._cached.check_room(prompt_tokens + max_tokens, "draft")
         self._vocab_size = vocab_size
 
     def propose(self, ids: Tensor, length: int, chooser: TokenChooser, config: DraftConfig) -> Draft:
@@ -51,7 +51,7 @@ class DraftModel:
         probabilities: list[Tensor] = []
         sequence = ids
         for _ in range(length):
-            row = self._model.extend(sequence[self._model.length :], keep=1)  # [1, Vd]
+            row = self._cached.extend(sequence[self._cached.length :], keep=1)  # [1, Vd]
             row = chooser.process(sequence, row[:, : self._vocab_size])  # no token that the target lacks
             if chooser.sample:
                 distribution = chooser.warp(sequence, row).softmax(dim=-1)  # [1, Vd]
@@ -68,4 +68,4 @@ class DraftModel:
 
     def commit(self, ids: Tensor) -> None:
         """Roll back to the sequence ids [T]; its last token is fed by the next proposal."""
-        self._model.rollback(min(self._model.length, ids.shape[0] - 1))
+        self._cached.rollback(min(self._cached.length, ids.shape[0] - 1))

@@ -7,6 +7,8 @@ Products are accumulated in fp32 either way.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -48,7 +50,7 @@ def can_pack(weight: Tensor) -> bool:
     return weight.dtype is torch.float16 and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 
-def pack_linears(model: nn.Module) -> int:
+def pack_linears(model: Any) -> int:
     """Replace every plain linear layer of a model on a CPU by a packed one, in place.
 
     Layers that are no plain `nn.Linear` (quantised, adapted) stay as they are. The LM head keeps its
@@ -64,8 +66,11 @@ def pack_linears(model: nn.Module) -> int:
         for name, child in parent.named_children()
         if type(child) is nn.Linear and can_pack(child.weight)
     ]
+    packed: dict[nn.Linear, PackedLinear] = {}
     for parent, name, child in targets:
-        setattr(parent, name, PackedLinear(child, keep_weight=child is head))
-        if child is not head:
-            child.weight = None  # type: ignore[assignment]  # free the row-major copy at once
-    return len(targets)
+        if child not in packed:  # a layer may stand in more than one place
+            packed[child] = PackedLinear(child, keep_weight=child is head)
+            if child is not head:
+                child.weight = None  # type: ignore[assignment]  # free the row-major copy at once
+        setattr(parent, name, packed[child])
+    return len(packed)

@@ -100,7 +100,7 @@ def generate(
         draft_length=5 if draft_length is None else draft_length, draft_stop_probability=draft_stop_probability
     )
 
-    head, target = ModelHead(model), CachedModel(model)
+    head, target = ModelHead.of(model), CachedModel(model)
     check_acceptance(acceptance, draft, drafter, head)
     budget = generation_config.max_length - input_ids.shape[1]
     target.check_room(input_ids.shape[1] + budget, "target")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,8 @@ from dropmatch.errors import ModelError
 from dropmatch.models.packing import PackedLinear
 
 Finish = Callable[[Tensor], Tensor]
+
+_known: WeakKeyDictionary[Any, ModelHead] = WeakKeyDictionary()
 
 
 class ModelHead:
@@ -28,6 +31,14 @@ class ModelHead:
     Raises:
         ModelError: the model has no output embeddings, or dropmatch cannot reproduce its logits from them.
     """
+
+    @classmethod
+    def of(cls, model: Any) -> ModelHead:
+        """The head of a model, made once for as long as the model keeps that head."""
+        known = _known.get(model)
+        if known is None or known._module is not model.get_output_embeddings():
+            known = _known[model] = cls(model)
+        return known
 
     def __init__(self, model: Any) -> None:
         module = model.get_output_embeddings()

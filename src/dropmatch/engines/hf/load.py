@@ -19,7 +19,7 @@ def load(
     *,
     dtype: str | torch.dtype = "auto",
     device: str | None = None,
-    pack: bool = True,
+    prepare: bool = True,
     trust_remote_code: bool = False,
 ) -> Engine:
     """Load a target and a drafter.
@@ -30,18 +30,18 @@ def load(
             (plain decoding only).
         dtype: "auto", "bfloat16", "float16", "float32" or a torch dtype, for both models.
         device: "cpu", "cuda", ...; None takes a GPU if there is one.
-        pack: on a CPU, prepare the weights for decoding (see `dropmatch.models.packing`).
+        prepare: make the models fast for decoding (see `dropmatch.models.prepare`).
         trust_remote_code: run model code from the hub.
 
     Raises:
         ModelError: a model cannot be found, fetched or used, or the two do not share a tokenizer.
     """
     from dropmatch import models
-    from dropmatch.models.packing import pack_linears
+    from dropmatch.models.prepare import prepare_for_decoding
 
     loaded = models.load(target, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
-    if pack:
-        pack_linears(loaded.model)
+    if prepare:
+        prepare_for_decoding(loaded.model)
     draft = draft or models.default_draft(target)
     drafter: Drafter | None = None
     if draft == PROMPT_LOOKUP:
@@ -49,8 +49,8 @@ def load(
     elif draft is not None:
         small = models.load(draft, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
         check_same_tokenizer(loaded.tokenizer, small.tokenizer)
-        if pack:
-            pack_linears(small.model)
+        if prepare:
+            prepare_for_decoding(small.model)
         drafter = DraftModel(small.model)
     return Engine(loaded.model, loaded.tokenizer, drafter)
 
