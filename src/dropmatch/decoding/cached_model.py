@@ -33,12 +33,13 @@ class CachedModel:
                 f"{type(model).__name__} keeps a recurrent state that cannot be rolled back after a rejection"
             )
         self.model = model
-        self._new_cache = lambda: DynamicCache(config=model.config.get_text_config(decoder=True))
+        self._cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+        self._cache.activate_past_recording()
+        self.length = 0
         parameters = inspect.signature(model.forward).parameters
         # transformers renamed the argument
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
         self._trims_logits = "logits_to_keep" in parameters
-        self.reset()
 
     @property
     def device(self) -> torch.device:
@@ -49,12 +50,6 @@ class CachedModel:
     def context_length(self) -> int | None:
         """The most positions that the model was made for; None if its config does not say."""
         return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-
-    def reset(self) -> None:
-        """Forget the sequence."""
-        self._cache = self._new_cache()
-        self._cache.activate_past_recording()
-        self.length = 0
 
     def extend(self, tokens: Tensor, keep: int) -> Tensor:
         """Run the model on the next tokens of the sequence.

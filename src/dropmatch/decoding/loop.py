@@ -81,11 +81,10 @@ def decode(
 ) -> Iterator[Block]:
     """Generate one sequence, a block at a time, counting into `statistics`.
 
+    Target and drafter must be fresh: their caches hold nothing.
+
     Between rounds the target's cache holds the sequence without its last token.
     """
-    target.reset()
-    if drafter is not None:
-        drafter.reset()
     ids, generated = request.prompt, list[int]()
     with head.capture():
         while True:

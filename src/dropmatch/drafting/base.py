@@ -32,8 +32,8 @@ class Drafter(Protocol):
 
     has_distribution: bool
 
-    def reset(self) -> None:
-        """A new sequence begins."""
+    def begin(self) -> Drafter:
+        """A drafter like this one for a new sequence, with a state of its own."""
         ...
 
     def check(self, prompt_tokens: int, max_tokens: int, vocab_size: int) -> None:

@@ -20,8 +20,9 @@ class PromptLookup:
     def __init__(self) -> None:
         self._vocab_size = 0
 
-    def reset(self) -> None:
-        """A new sequence begins."""
+    def begin(self) -> PromptLookup:
+        """Another one: nothing is kept between rounds but the target's vocabulary size."""
+        return PromptLookup()
 
     def check(self, prompt_tokens: int, max_tokens: int, vocab_size: int) -> None:
         """Any request fits; remember the target's vocabulary size."""

@@ -35,7 +35,7 @@ class NoisyHeadsWarning(UserWarning):
 
 
 class Engine:
-    """A target with its drafter; generates one sequence at a time.
+    """A target with its drafter. Each generation has its own caches, so streams may be interleaved (not threads).
 
     Args:
         model: decoder-only causal LM of transformers, in eval mode.
@@ -48,8 +48,8 @@ class Engine:
 
     def __init__(self, model: Any, tokenizer: Any, drafter: Drafter | None = None) -> None:
         self.model, self.tokenizer, self.drafter = model, tokenizer, drafter
-        self.head = ModelHead(model)
-        self._target = CachedModel(model)
+        self.head = ModelHead.of(model)
+        CachedModel(model)  # refuses what cannot be rolled back, now and not at the first prompt
 
     def generate(
         self,
@@ -133,9 +133,14 @@ class Engine:
         Raises:
             SettingError: it cannot be honoured.
         """
-        self._check(request)
-        drafter = self.drafter if request.draft.draft_length else None
-        return GenerationStream(self._target, self.head, drafter, request, self.tokenizer, keep_trace=trace)
+        target = CachedModel(self.model)
+        tokens, budget = request.prompt.shape[0], request.stop.max_tokens
+        target.check_room(tokens + budget, "target")
+        check_acceptance(request.acceptance, request.draft, self.drafter, self.head)
+        drafter = self.drafter.begin() if self.drafter is not None and request.draft.draft_length else None
+        if drafter is not None:
+            drafter.check(tokens, budget, self.head.vocab_size)
+        return GenerationStream(target, self.head, drafter, request, self.tokenizer, keep_trace=trace)
 
     def encode(self, prompt: Prompt) -> Tensor:
         """Prompt text, messages or ids to [T] int64 on the target's device.
@@ -160,7 +165,7 @@ class Engine:
             ids = list(prompt)
         if not ids:
             raise SettingError("the prompt is empty: give at least one token")
-        return torch.tensor(ids, dtype=torch.int64, device=self._target.device)
+        return torch.tensor(ids, dtype=torch.int64, device=self.model.device)
 
     def eos_token_ids(self) -> frozenset[int]:
         """Tokens that end a sequence, by the model's generation config and its tokenizer."""
@@ -193,13 +198,6 @@ class Engine:
             if sampling.top_p < 1.0:
                 warpers.append(TopPLogitsWarper(float(sampling.top_p)))
         return TokenChooser(tuple(constraints), tuple(warpers), bool(sampling.temperature), sampling.seed)
-
-    def _check(self, request: Request) -> None:
-        tokens, budget = request.prompt.shape[0], request.stop.max_tokens
-        self._target.check_room(tokens + budget, "target")
-        check_acceptance(request.acceptance, request.draft, self.drafter, self.head)
-        if self.drafter is not None and request.draft.draft_length:
-            self.drafter.check(tokens, budget, self.head.vocab_size)
 
 
 def check_acceptance(
