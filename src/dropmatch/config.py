@@ -140,6 +140,8 @@ class SamplingConfig(_Config):
         _integer("seed", self.seed, -(2**63), 2**63 - 1)
         _integer("max_tokens", self.max_tokens, 1, 1 << 31)
         _integer("min_tokens", self.min_tokens, 0, 1 << 31)
+        if not isinstance(self.ignore_eos, bool):
+            raise SettingError(f"ignore_eos must be true or false, got {self.ignore_eos!r}")
         if self.min_tokens > self.max_tokens:
             raise SettingError(f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})")
 

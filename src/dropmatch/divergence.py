@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -19,12 +19,12 @@ def js_divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
         [...] fp32, clamped at 0 (rounding can make the sum of a tiny divergence negative).
     """
     log_p, log_q = log_p.float(), log_q.float()
-    log_m = torch.logaddexp(log_p, log_q) - math.log(2.0)
     # summed element by element: p log(p/m) and q log(q/m) cancel there, not between two large sums
-    total = _relative(log_p, log_m) + _relative(log_q, log_m)
+    total = _relative(log_p, log_q) + _relative(log_q, log_p)
     return (0.5 * total.sum(dim=-1)).clamp_min(0.0)
 
 
-def _relative(log_p: Tensor, log_m: Tensor) -> Tensor:
-    """p log(p / m), element by element; 0 where p is 0. [..., S], [..., S] -> [..., S]."""
-    return torch.where(log_p.isneginf(), 0.0, log_p.exp() * (log_p - log_m))
+def _relative(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """p log(p / m) = p (ln 2 - log(1 + q/p)), element by element; 0 where p is 0. [..., S], [..., S] -> [..., S]."""
+    terms = log_p.exp() * (math.log(2.0) - F.softplus(log_q - log_p))
+    return terms.masked_fill(log_p.isneginf(), 0.0)

@@ -101,5 +101,5 @@ def dropout_masks(seeds: Tensor, positions: Tensor, heads: int, units: int, drop
 def uniforms(stream: Stream, seeds: Tensor, positions: Tensor) -> Tensor:
     """One uniform number in (0, 1) for each (seed, position): [N] int64, [N] int64 -> [N] fp64."""
     words = random_words(stream, seeds, positions, 1, 2).squeeze(1)  # [N, 2]
-    # 53 bits, and half a step up: never 0, so an inverse CDF never lands on a token without mass
-    return ((words[:, 0] << 21 | words[:, 1] >> 11).double() + 0.5) / 2**53
+    # 52 bits and half a step, which fp64 holds exactly: never 0 or 1, so an inverse CDF finds a token with mass
+    return ((words[:, 0] << 20 | words[:, 1] >> 12).double() + 0.5) / 2**52

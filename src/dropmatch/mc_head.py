@@ -55,7 +55,7 @@ class Cluster:
         draft_logits: [N, S] fp32; None if the drafter has no distribution.
         draft_tail: [N] fp32, likewise.
         token_ids: [N, S] int64 ascending, duplicates have logits of -inf; None if the support is 0 .. S-1.
-        vocab_size: how many tokens target and draft have in common.
+        possible: [N] int64, how many tokens no constraint bans; None if the support holds them all.
     """
 
     head_logits: Tensor
@@ -65,7 +65,7 @@ class Cluster:
     draft_logits: Tensor | None
     draft_tail: Tensor | None
     token_ids: Tensor | None
-    vocab_size: int
+    possible: Tensor | None
 
     def head_log_probs(self) -> Tensor:
         """[N, K, S] (or S + 1 with a tail)."""
@@ -83,10 +83,11 @@ class Cluster:
     def uniform_log_probs(self) -> Tensor:
         """The uniform distribution on the same support: [N, S] (or S + 1 with a tail)."""
         present = ~self.centroid_logits.isneginf()  # [N, S]
-        uniform = torch.where(present, 0.0, -torch.inf)
+        uniform = torch.zeros_like(self.centroid_logits).masked_fill(~present, -torch.inf)
         if self.centroid_tail is None:
             return _log_softmax(uniform, None)
-        outside = (self.vocab_size - present.sum(dim=1)).clamp_min(1).log()  # [N]
+        assert self.possible is not None
+        outside = (self.possible - present.sum(dim=1)).float().log()  # [N]
         return _log_softmax(uniform, outside)
 
     def head_tokens(self) -> Tensor:
@@ -130,7 +131,7 @@ def build_cluster(evidence: Evidence, config: AcceptanceConfig, head: Head) -> C
             bias = evidence.bias[:, :vocab]
             logits = logits + bias[:, None]
             draft = None if draft is None else _banned(draft, bias)
-        return Cluster(logits, None, logits.mean(dim=1), None, draft, None, None, vocab)
+        return Cluster(logits, None, logits.mean(dim=1), None, draft, None, None, None)
     return _shortlist_cluster(evidence, config, head, dropped, vocab)
 
 
@@ -197,7 +198,7 @@ def _shortlist_cluster(
     token_ids = torch.cat(parts, dim=1).sort(dim=1).values  # [N, S]
     repeated = torch.zeros_like(token_ids, dtype=torch.bool)
     repeated[:, 1:] = token_ids[:, 1:] == token_ids[:, :-1]
-    excluded = torch.where(repeated, -torch.inf, 0.0)  # [N, S]
+    excluded = torch.zeros_like(token_ids, dtype=torch.float32).masked_fill(repeated, -torch.inf)  # [N, S]
 
     clean_support, clean_tail = _split(clean, token_ids, excluded)
     shift = excluded if evidence.bias is None else excluded + evidence.bias[:, :vocab].gather(1, token_ids)
@@ -205,7 +206,7 @@ def _shortlist_cluster(
     centroid = logits.mean(dim=1)  # [N, S]
     # what dropout does to the tail's mass is read off the shortlist's less likely half
     median = top.values[:, config.shortlist_size // 2, None]  # [N, 1]
-    band = torch.where(clean_support <= median, 0.0, -torch.inf)  # [N, S]
+    band = torch.zeros_like(clean_support).masked_fill(clean_support > median, -torch.inf)  # [N, S]
     reference = torch.logsumexp(clean_support + band, dim=1)  # [N]
 
     def tail(values: Tensor) -> Tensor:
@@ -222,7 +223,7 @@ def _shortlist_cluster(
         draft_logits=draft_support,
         draft_tail=draft_tail,
         token_ids=token_ids,
-        vocab_size=vocab,
+        possible=(~clean.isneginf()).sum(dim=1),
     )
 
 

@@ -38,9 +38,10 @@ class Evidence:
         clean_tokens: [N] int64: argmax of the processed clean logits, or the sample drawn from them.
         seeds: [N] int64: seed of each row's sequence.
         positions: [N] int64: index of the draft token in its sequence, prompt included.
-        draft_logits: [N, Vd], before temperature and top-k/p; None if the drafter has no distribution.
-        bias: [N, V] what logits processors add to the logits: -inf bans a token (grammar, bad words,
-            min_tokens). Reaches the heads, the centroid and the draft alike. None adds nothing.
+        draft_logits: [N, Vd], processed, before temperature and top-k/p; None if the drafter has no distribution.
+        bias: [N, V] what logits processors add to the clean logits: -inf bans a token (grammar, bad words,
+            min_tokens). It is added to the heads; what it bans is taken from the draft too, and never
+            accepted. None adds nothing.
         allowed: [N] bool: False where the draft token is ruled out by the request's top-k/p or a hard
             constraint; such a token is never accepted. None allows all.
     """
@@ -89,7 +90,7 @@ class Verdict:
     @staticmethod
     def blank(accept: Tensor, reason: str) -> Verdict:
         """A verdict [N] bool with one reason for what it accepts and no numbers."""
-        number = torch.full(accept.shape, float("nan"), device=accept.device)
+        number = torch.full(accept.shape, float("nan"), dtype=torch.float32, device=accept.device)
         return Verdict(
             accept=accept,
             reason=torch.where(accept, reason_code(reason), REJECTED),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+
 from dropmatch.acceptance.evidence import Evidence, Verdict
 from dropmatch.acceptance.registry import get_rule
 from dropmatch.config import AcceptanceConfig
@@ -11,6 +13,7 @@ from dropmatch.errors import SettingError
 from dropmatch.mc_head import Head, build_cluster, common_vocab, rows_per_chunk
 
 
+@torch.no_grad()
 def judge(evidence: Evidence, config: AcceptanceConfig, head: Head | None = None) -> Verdict:
     """Ask the rule about every row of the evidence.
 
@@ -42,6 +45,9 @@ def judge(evidence: Evidence, config: AcceptanceConfig, head: Head | None = None
     allowed = (evidence.draft_tokens >= 0) & (evidence.draft_tokens < vocab)  # [N]
     if evidence.allowed is not None:
         allowed = allowed & evidence.allowed
+    if evidence.bias is not None:
+        banned = evidence.bias[:, :vocab].gather(1, evidence.draft_tokens.clamp(0, vocab - 1)[:, None]).isneginf()
+        allowed = allowed & ~banned.squeeze(1)
     evidence = replace(evidence, draft_tokens=evidence.draft_tokens.clamp(0, vocab - 1))
 
     if len(evidence) == 0:

@@ -70,7 +70,7 @@ class DraftModel:
         return Draft(torch.stack(tokens), scores, torch.cat(probabilities) if probabilities else None)
 
     def _process(self, sequence: Tensor, row: Tensor, chooser: TokenChooser) -> Tensor:
-        """The request's processors on [1, Vd] logits, without tokens that the target lacks: -> [1, min(V, Vd)], or [1, V] with a token map."""
+        """The request's processors on [1, Vd] logits: -> [1, min(V, Vd)], or [1, V] with a token map."""
         if self._token_map is not None:
             missing = row.new_full((1, self._vocab_size or 0), -torch.inf)
             return chooser.process(sequence, missing.index_copy(1, self._token_map, row))

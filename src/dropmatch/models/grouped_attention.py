@@ -70,5 +70,3 @@ def use_grouped_attention(model: Any) -> bool:
     AttentionMaskInterface.register(NAME, sdpa_mask)
     model.set_attn_implementation(NAME)
     return True
-
-
