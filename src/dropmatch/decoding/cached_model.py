@@ -74,6 +74,8 @@ class CachedModel:
         Must be called once after the extensions of a round, also when nothing is dropped: sliding-window
         layers keep what is out of the window until then.
         """
+        if self.length == 0:  # sliding-window layers cannot be cropped before their first keys
+            return
         self._cache.crop(length - self.length)
         self.length = length
 

@@ -45,9 +45,7 @@ class StopRules:
         if last in self.eos_token_ids:
             return "stop", last
         if self.stop_strings and self.decode is not None:
-            # no stop string is longer than that many tokens, since each token adds at least one byte of it
-            reach = max(len(text.encode()) for text in self.stop_strings) + 4
-            text = self.decode(generated[-reach:])
+            text = self._tail(generated)
             for stop in self.stop_strings:
                 if stop in text:
                     return "stop", stop
@@ -56,3 +54,12 @@ class StopRules:
             if any(bool(torch.as_tensor(criterion(ids, None)).all()) for criterion in self.criteria):
                 return "stop", None
         return ("length", None) if len(generated) >= self.max_tokens else None
+
+    def _tail(self, generated: list[int]) -> str:
+        """Text of the last tokens, enough of them for the longest stop string (some tokens have no text)."""
+        assert self.decode is not None
+        enough = max(len(text) for text in self.stop_strings) + 4
+        reach = enough
+        while len(text := self.decode(generated[-reach:])) < enough and reach < len(generated):
+            reach *= 2
+        return text

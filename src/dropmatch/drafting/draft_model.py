@@ -47,6 +47,8 @@ class DraftModel:
 
     def propose(self, ids: Tensor, length: int, chooser: TokenChooser, config: DraftConfig) -> Draft:
         """Up to `length` tokens after ids [T], one forward each; fewer if the drafter's confidence ends it."""
+        if self._cannot_read(ids[self._cached.length :]):
+            return Draft(ids[:0])
         threshold = config.draft_stop_probability
         tokens: list[Tensor] = []
         logits: list[Tensor] = []
@@ -68,6 +70,11 @@ class DraftModel:
                 break
         scores = torch.cat(logits) if self.has_distribution else None
         return Draft(torch.stack(tokens), scores, torch.cat(probabilities) if probabilities else None)
+
+    def _cannot_read(self, tokens: Tensor) -> bool:
+        """Whether a token [n] is beyond the draft's embedding, as the target's padding ids may be."""
+        size = self.model.get_input_embeddings().weight.shape[0]
+        return (self._vocab_size or 0) > size and bool((tokens >= size).any())
 
     def _process(self, sequence: Tensor, row: Tensor, chooser: TokenChooser) -> Tensor:
         """The request's processors on [1, Vd] logits: -> [1, min(V, Vd)], or [1, V] with a token map."""

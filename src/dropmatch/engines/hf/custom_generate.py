@@ -20,6 +20,9 @@ from dropmatch.engines.hf.engine import check_acceptance
 from dropmatch.engines.hf.head import ModelHead
 from dropmatch.errors import SettingError
 
+# what transformers' GenerationConfig says when nobody chose
+TRANSFORMERS_DRAFT_LENGTH = 20
+
 _EXTRACT = "_extract_generation_mode_kwargs"
 
 
@@ -92,6 +95,9 @@ def generate(
     drafter: Drafter
     if assistant_model is not None:
         drafter = DraftModel(assistant_model)
+        configured = getattr(assistant_model.generation_config, "num_assistant_tokens", None)
+        if draft_length is None and configured not in (None, TRANSFORMERS_DRAFT_LENGTH):
+            draft_length = configured
     elif lookup:
         drafter, draft_length = PromptLookup(), draft_length or lookup
     else:
@@ -100,7 +106,8 @@ def generate(
         draft_length=5 if draft_length is None else draft_length, draft_stop_probability=draft_stop_probability
     )
 
-    head, target = ModelHead.of(model), CachedModel(model)
+    target = CachedModel(model)
+    head = ModelHead.of(model)
     check_acceptance(acceptance, draft, drafter, head)
     budget = generation_config.max_length - input_ids.shape[1]
     target.check_room(input_ids.shape[1] + budget, "target")
@@ -143,14 +150,19 @@ def _split_processors(processors: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]
     """
     from transformers.generation import logits_process
 
-    names = (
-        "Temperature", "TopK", "TopP", "MinP", "TopH", "Typical", "Epsilon", "Eta",
-    )  # fmt: skip
-    warpers = tuple(
-        kind for name in names if (kind := getattr(logits_process, f"{name}LogitsWarper", None)) is not None
-    )
+    names = ("Temperature", "TopK", "TopP", "MinP", "TopH", "Typical", "Epsilon", "Eta")
+    kinds = [getattr(logits_process, f"{name}LogitsWarper", None) for name in names]
+    warpers = (logits_process.LogitNormalization, *(kind for kind in kinds if kind is not None))
     is_warper = [isinstance(processor, warpers) for processor in processors]
     first = is_warper.index(True) if True in is_warper else len(is_warper)
+    if not all(is_warper[first:]):
+        late = type(processors[first + is_warper[first:].index(False)]).__name__
+        raise SettingError(
+            f"{late} comes after temperature or top-k/p, where a rule could not tell its bans from theirs: "
+            "put constraints first, or leave it out"
+        )
+    if any(type(processor).__name__.startswith("UnbatchedClassifierFree") for processor in processors):
+        raise SettingError("guidance_scale runs the model beside every step, which a block of draft tokens cannot do")
     return tuple(processors[:first]), tuple(processors[first:])
 
 
@@ -182,6 +194,9 @@ def _refuse_unsupported(
     mask = model_kwargs.get("attention_mask")
     if mask is not None and not bool((mask == 1).all()):
         raise SettingError("a padded prompt is not supported: pass one prompt without padding")
+    positions = model_kwargs.get("position_ids")
+    if positions is not None and positions.flatten().tolist() != list(range(input_ids.shape[1])):
+        raise SettingError("position_ids other than 0, 1, 2, ... are not supported: leave them out")
     for name in ("output_scores", "output_logits", "output_attentions", "output_hidden_states"):
         if getattr(config, name, None):
             raise SettingError(f"{name}=True is not supported by dropmatch.generate")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -48,8 +50,8 @@ class Engine:
 
     def __init__(self, model: Any, tokenizer: Any, drafter: Drafter | None = None) -> None:
         self.model, self.tokenizer, self.drafter = model, tokenizer, drafter
-        self.head = ModelHead.of(model)
         CachedModel(model)  # refuses what cannot be rolled back, now and not at the first prompt
+        self.head = ModelHead.of(model)
 
     def generate(
         self,
@@ -118,7 +120,9 @@ class Engine:
                 max_tokens=sampling.max_tokens,
                 eos_token_ids=frozenset() if sampling.ignore_eos else self.eos_token_ids(),
                 stop_strings=stops,
-                decode=lambda tokens: self.tokenizer.decode(tokens, skip_special_tokens=False),
+                decode=lambda tokens: self.tokenizer.decode(
+                    tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False
+                ),
                 criteria=tuple(stopping_criteria),
             ),
             acceptance=acceptance,
@@ -159,8 +163,8 @@ class Engine:
                 raise SettingError("the tokenizer has no chat template: pass the prompt as text")
             text = self.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
             ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        elif len(prompt) and isinstance(prompt[0], str):
-            raise SettingError("one prompt at a time: got a list of texts")
+        elif len(prompt) and _is_prompt(prompt[0]):
+            raise SettingError(f"one prompt at a time: got a list of {len(prompt)}")
         else:
             ids = list(prompt)
         if not ids:
@@ -226,6 +230,19 @@ def check_acceptance(
             "support='shortlist' gathers rows of the LM head, which this head (quantised, or wrapped by an "
             "adapter) does not offer: use support='full', or 'auto' to let the head decide"
         )
+
+
+def _is_prompt(item: object) -> bool:
+    """Whether an item of a prompt is a prompt of its own: text or ids, no single id."""
+    return isinstance(item, (str, list, tuple)) or (isinstance(item, Tensor) and item.dim() > 0)
+
+
+def _callers_level() -> int:
+    """Stack level, for a warning of the calling function, of the first frame outside this package."""
+    package, level, frame = str(Path(__file__).parents[2]), 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 class GenerationStream:
@@ -297,5 +314,5 @@ class GenerationStream:
                 f"this model are too dispersed for dropout p={self._request.acceptance.dropout}. "
                 "Lower dropout, set token_floor (for example 0.05), or use rule 'naive'",
                 NoisyHeadsWarning,
-                stacklevel=3,
+                stacklevel=_callers_level(),
             )
