@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import sys
 from collections.abc import Sequence
@@ -13,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 import dropmatch
 from dropmatch.engines.hf.engine import Engine
+from dropmatch.environment import machine, versions
 
 MATHS = [
     "A baker sells 24 rolls in the morning and twice as many in the afternoon. Each roll costs $0.75. "
@@ -82,26 +81,9 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
     return {"median": statistics.median(ordered), "quartiles": [quartiles[0], quartiles[2]], "n": len(ordered)}
 
 
-def environment() -> dict[str, Any]:
-    """Versions and machine, to be read beside every figure."""
-    model = platform.processor()
-    if Path("/proc/cpuinfo").exists():
-        names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-        model = names[0].split(":", 1)[1].strip() if names else model
-    return {
-        "dropmatch": dropmatch.__version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-        "cpu": model,
-        "threads": torch.get_num_threads(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-    }
-
-
 def report(figures: dict[str, Any], file: Path | None) -> None:
     """Print the figures and, if asked for, keep them."""
-    figures["environment"] = environment()
+    figures["environment"] = {**versions(), **machine("cuda" if torch.cuda.is_available() else "cpu")}
     text = json.dumps(figures, indent=2)
     print(text)
     if file is not None:

@@ -66,9 +66,6 @@ class AcceptanceConfig(_Config):
     mask_seed: int | None = None
 
     def __post_init__(self) -> None:
-        from dropmatch.acceptance.registry import get_rule  # the registry's rules need this module
-
-        get_rule(self.rule)
         _integer("heads (K)", self.heads, 1, MAX_HEADS)
         _number("dropout (p)", self.dropout, 0.0, 1.0, "[0, 1)", include_high=False)
         _number("token_floor", self.token_floor, 0.0, 1.0, "[0, 1]")
@@ -77,6 +74,10 @@ class AcceptanceConfig(_Config):
         _choice("evaluation", self.evaluation, ("lazy", "eager"))
         if self.mask_seed is not None:
             _integer("mask_seed", self.mask_seed, -(2**63), 2**63 - 1)
+        # last, since the rules import torch; and here, since they need this module
+        from dropmatch.acceptance.registry import get_rule
+
+        get_rule(self.rule)
 
 
 @dataclass(frozen=True)

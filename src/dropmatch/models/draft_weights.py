@@ -1,7 +1,7 @@
-"""A 4-bit copy of a draft model's weights for its one-row steps on a CPU.
+"""A 4-bit copy of a draft model's weights for its steps of a row or a few on a CPU.
 
 A draft is only a proposal: what its weights are rounded to changes how often it is accepted, never what strict
-decoding emits. A one-row step costs the time to read the weights, and 4-bit ones are read in a third of the
+decoding emits. A step of a row costs the time to read the weights, and 4-bit ones are read in a third of the
 time. Blocks of rows (the prompt) still use the bf16 weights, whose GEMM is faster there.
 """
 
@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from dropmatch.errors import ModelError
-from dropmatch.models.packing import PackedLinear
+from dropmatch.models.packing import PackedLinear, can_pack
 
 GROUP = 32  # weights that share a scale and an offset
 _LEVELS = 15
-_ROWS = 1  # blocks up to this many rows use the 4-bit copy; from about 6 on bf16 is faster
+_ROWS = 3  # blocks up to this many rows use the 4-bit copy; from about 5 on bf16 is faster
 
 
 class Int4RowLinear(nn.Module):
-    """A packed linear layer with a 4-bit copy for single rows.
+    """A packed linear layer with a 4-bit copy for a few rows.
 
     Args:
         dense: the packed bf16 layer, used for blocks of rows.
@@ -60,7 +60,14 @@ def can_quantize(linear: Any) -> bool:
         and linear.weight.dtype is torch.bfloat16
         and linear.in_features % GROUP == 0
         and linear.out_features % 16 == 0
+        and can_pack(linear.weight)
     )
+
+
+def can_quantize_model(model: Any) -> bool:
+    """Whether all linear layers of a model can have a 4-bit copy, and packed bf16 weights beside it."""
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    return bool(layers) and all(can_quantize(layer) for layer in layers)
 
 
 def quantize_draft(model: Any) -> int:

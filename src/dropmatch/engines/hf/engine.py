@@ -19,6 +19,7 @@ from dropmatch.decoding.sampling import Processor, TokenChooser
 from dropmatch.decoding.statistics import Statistics
 from dropmatch.decoding.stopping import Criterion, StopRules
 from dropmatch.decoding.text import Detokenizer
+from dropmatch.decoding.verify import DraftTokenTrace
 from dropmatch.drafting import Drafter
 from dropmatch.engines.hf.head import ModelHead
 from dropmatch.engines.hf.result import GenerationResult, Token
@@ -262,7 +263,7 @@ class GenerationStream:
         self._request, self._tokenizer = request, tokenizer
         self._text = Detokenizer(tokenizer)
         self._tokens: list[Token] = []
-        self._trace: list[Any] | None = [] if keep_trace else None
+        self._trace: list[list[DraftTokenTrace]] | None = [] if keep_trace else None
         self._finish: tuple[str, str | int | None] | None = None
         self._blocks = decode(target, head, drafter, request, self.statistics)
 
@@ -289,6 +290,11 @@ class GenerationStream:
     def close(self) -> None:
         """Leave the stream before its end; `result` keeps what came."""
         self._blocks.close()  # type: ignore[attr-defined]
+
+    @property
+    def trace(self) -> list[list[DraftTokenTrace]]:
+        """The verdicts on the draft tokens of each round so far; empty unless asked for."""
+        return self._trace or []
 
     @property
     def result(self) -> GenerationResult:

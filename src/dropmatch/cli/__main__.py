@@ -1,0 +1,5 @@
+"""`python -m dropmatch.cli`."""
+
+from dropmatch.cli import main
+
+main()

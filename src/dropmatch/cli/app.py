@@ -1,0 +1,56 @@
+"""The `dropmatch` command and its subcommands."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dropmatch import __version__
+from dropmatch.cli.compare import compare
+from dropmatch.cli.failures import Group
+from dropmatch.cli.generate import generate
+from dropmatch.cli.models import app as models
+from dropmatch.cli.rules import rules
+
+HELP = """\
+Speculative decoding that also accepts draft tokens which the target model would be content with, \
+judged by Monte Carlo dropout on its LM head.
+
+Examples:
+  dropmatch generate "Write a haiku about the sea."
+  dropmatch generate - --rule strict --max-tokens 64 < question.txt
+  dropmatch generate "def fib(n):" --raw --draft prompt-lookup --rule naive
+  dropmatch generate "What is 17 * 23?" --json --trace rounds.jsonl
+  dropmatch compare
+  dropmatch compare --target ./big --draft ./small --prompts questions.jsonl
+  dropmatch models list
+"""
+
+app = typer.Typer(
+    cls=Group,
+    help=HELP,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("generate")(generate)
+app.command("compare")(compare)
+app.add_typer(models, name="models")
+app.command("rules")(rules)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"dropmatch {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def top(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Options of the command itself; its help is that of the app."""
