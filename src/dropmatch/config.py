@@ -11,6 +11,7 @@ from dropmatch.errors import SettingError
 
 MAX_HEADS = 1024
 MAX_DRAFT_LENGTH = 128
+MIN_TEMPERATURE = 1e-4
 
 ConfigT = TypeVar("ConfigT", bound="_Config")
 
@@ -114,7 +115,7 @@ class SamplingConfig(_Config):
     """How tokens are chosen from the target's distribution, and when to stop; the names are vLLM's.
 
     Attributes:
-        temperature: 0 is greedy.
+        temperature: 0 is greedy; else at least 1e-4.
         top_k: keep the k likeliest tokens; 0 keeps all.
         top_p: keep the smallest set of tokens with this much mass; 1 keeps all.
         seed: seed of every random number of the sequence.
@@ -136,6 +137,11 @@ class SamplingConfig(_Config):
 
     def __post_init__(self) -> None:
         _number("temperature", self.temperature, 0.0, math.inf, "[0, inf)", include_high=False)
+        if 0 < self.temperature < MIN_TEMPERATURE:
+            raise SettingError(
+                f"temperature must be 0 (greedy) or at least {MIN_TEMPERATURE}, got {self.temperature!r}: "
+                "logits divided by it would overflow"
+            )
         _integer("top_k", self.top_k, 0, 1 << 31)
         _number("top_p", self.top_p, 0.0, 1.0, "(0, 1]", include_low=False)
         _integer("seed", self.seed, -(2**63), 2**63 - 1)

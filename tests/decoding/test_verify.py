@@ -148,6 +148,28 @@ def test_case_5_a_banned_token_is_never_accepted_nor_emitted(rule: str, sample: 
         assert outcome.tokens.shape[0] <= 2
 
 
+def test_case_8_heads_centroid_and_draft_obey_the_mask() -> None:
+    """Without dropout the numbers behind a verdict are those of the processed distributions, nothing else."""
+    for seed in range(20):
+        head, hidden, draft, sequence = scene(seed)
+        clean = hidden @ head.weight.T
+        shift = torch.zeros(V)
+        shift[clean[0].topk(6).indices[1:]], shift[2::5] = -torch.inf, 1.5
+        shift[draft.tokens] = 0.0
+        chooser = TokenChooser(processors=(lambda ids, scores: scores + shift,))  # noqa: B023
+        config = AcceptanceConfig("js", dropout=0.0, evaluation="eager", heads=2)
+        processed = Draft(draft.tokens, draft.logits + shift.clamp_min(-9.0), draft.probabilities)
+        entry = verify(processed, clean, hidden, sequence, chooser, config, head).trace[0]
+        target = (clean[0] + shift).double().softmax(dim=-1)
+        banned = torch.where(shift.isneginf(), -torch.inf, processed.logits[0])
+        ours = banned.double().softmax(dim=-1)
+        middle = (target + ours) / 2
+        expected = sum(torch.special.xlogy(p, p / middle).nansum() / 2 for p in (target, ours))
+        assert entry.probability == pytest.approx(float(target[draft.tokens[0]]), abs=1e-5)
+        assert entry.js == pytest.approx(float(expected), abs=1e-5)
+        assert entry.radius == pytest.approx(0.0, abs=1e-6)
+
+
 @pytest.mark.parametrize("rule", ["strict", "naive", "js"])
 def test_a_token_outside_top_k_is_never_accepted(rule: str) -> None:
     from transformers import TopKLogitsWarper

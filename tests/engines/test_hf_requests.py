@@ -175,6 +175,20 @@ def test_case_6_a_mask_as_wide_as_the_vocabulary_of_the_target(tiny: Any, rule: 
     assert all(token in (0, 1, 2, *range(50, 100)) for token in result.token_ids)
 
 
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_case_6_a_draft_in_love_with_its_padding(tiny: Any, rule: str, temperature: float) -> None:
+    """Ids that the target lacks are never proposed, however likely the draft finds them."""
+    target, draft = tiny.build_model("llama", vocab_size=100), tiny.build_model("llama", vocab_size=112)
+    draft.lm_head.bias = torch.nn.Parameter(torch.zeros(112).index_fill(0, torch.arange(100, 112), 20.0))
+    engine = Engine(target, tiny.word_tokenizer(100), DraftModel(draft))
+    options = {"rule": rule, "temperature": temperature, "dropout": 0.0, "max_tokens": 20, "trace": True}
+    result = engine.generate(tiny.prompt(0, vocab=100), **options)
+    assert all(entry.token < 100 for entries in result.trace for entry in entries)
+    if not temperature:
+        assert result.token_ids == tiny.plain_generate(target, tiny.prompt(0, vocab=100), 20)
+
+
 def test_case_6_a_token_that_only_the_target_has(tiny: Any) -> None:
     """A padded id in prompt or output is beyond the draft's embedding: nothing to draft, no crash."""
     target, draft = tiny.build_model("llama", vocab_size=112), tiny.build_model("llama", vocab_size=100)

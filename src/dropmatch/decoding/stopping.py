@@ -58,7 +58,8 @@ class StopRules:
     def _tail(self, generated: list[int]) -> str:
         """Text of the last tokens, enough of them for the longest stop string (some tokens have no text)."""
         assert self.decode is not None
-        enough = max(len(text) for text in self.stop_strings) + 4
+        # a stop string may end anywhere in the last token's text
+        enough = max(len(text) for text in self.stop_strings) + 4 + len(self.decode(generated[-1:]))
         reach = enough
         while len(text := self.decode(generated[-reach:])) < enough and reach < len(generated):
             reach *= 2

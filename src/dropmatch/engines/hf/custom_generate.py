@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dropmatch.config import AcceptanceConfig, DraftConfig
+from dropmatch.config import AcceptanceConfig, DraftConfig, SamplingConfig
 from dropmatch.decoding.cached_model import CachedModel
 from dropmatch.decoding.loop import Request, decode
 from dropmatch.decoding.sampling import TokenChooser
@@ -99,7 +99,7 @@ def generate(
         if draft_length is None and configured not in (None, TRANSFORMERS_DRAFT_LENGTH):
             draft_length = configured
     elif lookup:
-        drafter, draft_length = PromptLookup(), draft_length or lookup
+        drafter, draft_length = PromptLookup(), lookup if draft_length is None else draft_length
     else:
         raise SettingError("there is no drafter: pass assistant_model=<draft>, or set prompt_lookup_num_tokens")
     draft = DraftConfig(
@@ -114,10 +114,9 @@ def generate(
     drafter.check(input_ids.shape[1], budget, head.vocab_size)
 
     processors, warpers = _split_processors(logits_processor or [])
-    if seed is None:
-        seed = int(torch.randint(2**31, ()))
+    seed = SamplingConfig(seed=int(torch.randint(2**31, ())) if seed is None else seed).seed
     request = Request(
-        prompt=input_ids[0],
+        prompt=input_ids[0].to(model.device),
         chooser=TokenChooser(processors, warpers, bool(generation_config.do_sample), seed),
         stop=StopRules(max_tokens=budget, criteria=tuple(stopping_criteria or ())),
         acceptance=acceptance,
@@ -161,8 +160,13 @@ def _split_processors(processors: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]
             f"{late} comes after temperature or top-k/p, where a rule could not tell its bans from theirs: "
             "put constraints first, or leave it out"
         )
-    if any(type(processor).__name__.startswith("UnbatchedClassifierFree") for processor in processors):
-        raise SettingError("guidance_scale runs the model beside every step, which a block of draft tokens cannot do")
+    stateful = ("UnbatchedClassifierFreeGuidanceLogitsProcessor", "SynthIDTextWatermarkLogitsProcessor")
+    for processor in processors:
+        if type(processor).__name__ in stateful:
+            raise SettingError(
+                f"{type(processor).__name__} keeps a state from step to step, which a block of draft tokens cannot "
+                "do: leave out guidance_scale and SynthID watermarking"
+            )
     return tuple(processors[:first]), tuple(processors[first:])
 
 
@@ -235,7 +239,7 @@ def install() -> None:
         lost = {"tokenizer": kwargs.get("tokenizer"), "assistant_tokenizer": kwargs.get("assistant_tokenizer")}
         lost |= {"assistant_model": assistant_model, "streamer": streamer}
         extracted = original(self, custom_generate, kwargs, synced_gpus, assistant_model, streamer)
-        if custom_generate is generate:
+        if getattr(custom_generate, "func", custom_generate) is generate:  # also a functools.partial of it
             extracted.update({name: value for name, value in lost.items() if value is not None})
         return extracted
 

@@ -58,7 +58,7 @@ class Engine:
         self,
         prompt: Prompt,
         *,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = None,
         logits_processors: Sequence[Processor] = (),
         stopping_criteria: Sequence[Criterion] = (),
         logprobs: bool = False,
@@ -98,7 +98,7 @@ class Engine:
         self,
         prompt: Prompt,
         *,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = None,
         logits_processors: Sequence[Processor] = (),
         stopping_criteria: Sequence[Criterion] = (),
         logprobs: bool = False,
@@ -111,7 +111,7 @@ class Engine:
         """
         acceptance, draft, sampling = split_options(options)
         ids = self.encode(prompt)
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
         if any(not isinstance(text, str) or not text for text in stops):
             raise SettingError("stop must be non-empty strings")
         request = Request(
@@ -155,7 +155,8 @@ class Engine:
         """
         if isinstance(prompt, str):
             ids = self.tokenizer(prompt)["input_ids"]
-        elif isinstance(prompt, Tensor):
+        elif isinstance(prompt, Tensor) or hasattr(prompt, "__array__"):
+            prompt = torch.as_tensor(prompt)
             if prompt.dim() == 2 and prompt.shape[0] > 1:
                 raise SettingError(f"one prompt at a time: got a batch of {prompt.shape[0]}")
             ids = prompt.reshape(-1).tolist()
@@ -170,6 +171,8 @@ class Engine:
             ids = list(prompt)
         if not ids:
             raise SettingError("the prompt is empty: give at least one token")
+        if not all(isinstance(i, int) and 0 <= i < self.head.vocab_size for i in ids):
+            raise SettingError(f"prompt token ids must be integers from 0 to {self.head.vocab_size - 1}")
         return torch.tensor(ids, dtype=torch.int64, device=self.model.device)
 
     def eos_token_ids(self) -> frozenset[int]:
