@@ -89,7 +89,10 @@ def streaming_bandwidth(gibibytes: float = 1.0) -> float:
 
 
 def bandwidth_share(model: Any, bandwidth: float, rows: int) -> dict[str, float]:
-    """Share of the floor that a step of some rows reaches: bytes of weights over bandwidth, over its time."""
+    """Share of the floor that a step of some rows reaches: bytes of its bf16 weights over bandwidth, over its time.
+
+    A draft with a 4-bit copy of its weights reads fewer bytes than that, and may exceed 1.
+    """
     cached = CachedModel(model)
     weights = sum(p.numel() * p.element_size() for p in _linear_weights(model))
     times = []

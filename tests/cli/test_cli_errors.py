@@ -29,6 +29,7 @@ SETTINGS = [
     (["--max-tokens", "0"], "max_tokens must be an integer from 1"),
     (["--min-tokens", "9", "--max-tokens", "8"], "min_tokens (9) must not exceed max_tokens (8)"),
     (["--stop", ""], "stop must be non-empty strings"),
+    (["--draft-weights", "int2"], "draft_weights must be one of: auto, dense, int4; got 'int2'"),
     (["--dtype", "int4"], "dtype must be one of: auto, bfloat16, float16, float32; got 'int4'"),
     (["--draft", "prompt-lookup", "--rule", "js"], "rule 'js' compares distributions, and prompt-lookup has none"),
     (["--trace", "/no/such/folder/trace"], "cannot write /no/such/folder/trace: No such file or directory"),

@@ -113,9 +113,15 @@ def test_dtype_and_device_reach_the_loader(run: Run, pair: Pair, monkeypatch: py
         return original(target, draft, **options)
 
     monkeypatch.setattr(module, "load", load)
-    options = ("--dtype", "float16", "--device", "cpu", "--max-tokens", "2")
+    options = ("--dtype", "float16", "--device", "cpu", "--draft-weights", "dense", "--max-tokens", "2")
     assert run("generate", PROMPT, *pair.args(*options)).exit_code == 0
-    assert seen == {"target": pair.target, "draft": pair.draft, "dtype": "float16", "device": "cpu"}
+    assert seen == {
+        "target": pair.target,
+        "draft": pair.draft,
+        "dtype": "float16",
+        "device": "cpu",
+        "draft_weights": "dense",
+    }
 
 
 def test_plain_decoding_needs_no_drafter(run: Run, pair: Pair) -> None:

@@ -33,11 +33,7 @@ def judge(evidence: Evidence, config: AcceptanceConfig, head: Head | None = None
             asked of a head whose rows cannot be gathered.
     """
     rule = get_rule(config.rule)
-    if rule.needs_draft_distribution and evidence.draft_logits is None:
-        raise SettingError(
-            f"rule {rule.name!r} compares distributions, and this drafter has none: "
-            "use rule 'naive' or 'strict', or draft with a model"
-        )
+    rule.check_drafter(evidence.draft_logits is not None)
     if rule.needs_heads and head is None:
         raise SettingError(f"rule {rule.name!r} needs the target's LM head")
     # a placeholder (-1) or a token that the target does not know is never accepted and never indexed with

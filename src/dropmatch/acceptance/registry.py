@@ -36,6 +36,18 @@ class Rule:
     needs_draft_distribution: bool = False
     lossless: bool = False
 
+    def check_drafter(self, has_distribution: bool, drafter: str = "this drafter") -> None:
+        """Refuse a drafter that does not offer what the rule compares.
+
+        Raises:
+            SettingError: the rule needs the draft's distribution, and the drafter has none.
+        """
+        if self.needs_draft_distribution and not has_distribution:
+            raise SettingError(
+                f"rule {self.name!r} compares distributions, and {drafter} has none: use rule 'naive' or 'strict', "
+                "or draft with a model"
+            )
+
 
 _rules: dict[str, Rule] = {}
 

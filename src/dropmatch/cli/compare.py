@@ -90,6 +90,7 @@ def compare(
     target: o.Target = o.DEFAULT_TARGET,
     draft: o.Draft = None,
     dtype: o.DType = "auto",
+    draft_weights: o.DraftWeights = "auto",
     device: o.Device = None,
     heads: o.Heads = AcceptanceConfig.heads,
     dropout: o.Dropout = AcceptanceConfig.dropout,

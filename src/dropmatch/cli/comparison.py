@@ -9,8 +9,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from dropmatch.cli.session import encode, start
-from dropmatch.cli.settings import PROMPT_LOOKUP, Settings
+from dropmatch.cli.settings import Settings
 from dropmatch.errors import SettingError
+from dropmatch.models.names import PROMPT_LOOKUP
 
 if TYPE_CHECKING:
     from torch import Tensor

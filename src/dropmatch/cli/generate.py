@@ -40,6 +40,7 @@ def generate(
     target: o.Target = o.DEFAULT_TARGET,
     draft: o.Draft = None,
     dtype: o.DType = "auto",
+    draft_weights: o.DraftWeights = "auto",
     device: o.Device = None,
     rule: o.Rule = AcceptanceConfig.rule,
     heads: o.Heads = AcceptanceConfig.heads,

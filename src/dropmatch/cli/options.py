@@ -54,6 +54,16 @@ DType = Annotated[
         help="Number format of both models: auto (as stored), bfloat16, float16 or float32.",
     ),
 ]
+DraftWeights = Annotated[
+    str,
+    _option(
+        MODELS,
+        "--draft-weights",
+        metavar="KIND",
+        help="Weights of the draft model on a CPU: int4 (a 4-bit copy: faster drafts, and strict decoding stays "
+        "lossless), dense, or auto (int4 where it can be had).",
+    ),
+]
 Device = Annotated[
     str | None,
     _option(

@@ -6,8 +6,9 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from dropmatch.cli.settings import NO_DRAFT, Settings
+from dropmatch.cli.settings import Settings
 from dropmatch.errors import DropMatchError, SettingError
+from dropmatch.models.names import NO_DRAFT
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +28,13 @@ def load_engine(settings: Settings) -> Engine:
     from dropmatch.engines.hf.load import load
 
     drafter = settings.drafter if settings.drafting.draft_length else NO_DRAFT
-    return load(settings.target, drafter, dtype=settings.dtype, device=settings.device)
+    return load(
+        settings.target,
+        drafter,
+        dtype=settings.dtype,
+        device=settings.device,
+        draft_weights=settings.draft_weights,
+    )
 
 
 def quiet_libraries() -> None:

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from dropmatch.config import AcceptanceConfig, DraftConfig, SamplingConfig
 from dropmatch.errors import SettingError
+from dropmatch.models.names import DRAFT_WEIGHTS, NO_DRAFT, PROMPT_LOOKUP
 
-PROMPT_LOOKUP, NO_DRAFT = "prompt-lookup", "none"  # as in engines/hf/load.py, which imports torch
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 
 ConfigT = TypeVar("ConfigT", AcceptanceConfig, DraftConfig, SamplingConfig)
@@ -23,6 +23,7 @@ class Settings:
         target: name of the target model.
         draft: name of the draft model, or "prompt-lookup"; None is the demo target's own, or none.
         dtype: number format of both.
+        draft_weights: "auto", "dense" or "int4".
         device: where they run; None is the GPU if there is one.
         raw: continue the prompt without a chat template.
         system: system message; None is none.
@@ -35,6 +36,7 @@ class Settings:
     target: str
     draft: str | None
     dtype: str
+    draft_weights: str
     device: str | None
     raw: bool
     system: str | None
@@ -54,6 +56,9 @@ class Settings:
         dtype, raw, system = values["dtype"], values["raw"], values.get("system")
         if dtype not in DTYPES:
             raise SettingError(f"dtype must be one of: {', '.join(DTYPES)}; got {dtype!r}")
+        if values["draft_weights"] not in DRAFT_WEIGHTS:
+            allowed = ", ".join(DRAFT_WEIGHTS)
+            raise SettingError(f"draft_weights must be one of: {allowed}; got {values['draft_weights']!r}")
         if raw and system is not None:
             raise SettingError("--system is a chat message and --raw sends none: leave one of them out")
         stop = tuple(values.get("stop") or ())
@@ -63,6 +68,7 @@ class Settings:
             target=values["target"],
             draft=values.get("draft"),
             dtype=dtype,
+            draft_weights=values["draft_weights"],
             device=values.get("device"),
             raw=raw,
             system=system,
@@ -105,12 +111,8 @@ class Settings:
         """
         from dropmatch.acceptance import get_rule
 
-        lacks = get_rule(name).needs_draft_distribution and self.drafter == PROMPT_LOOKUP
-        if lacks and self.drafting.draft_length:
-            raise SettingError(
-                f"rule {name!r} compares distributions, and {PROMPT_LOOKUP} has none: use rule 'naive' or "
-                "'strict', or draft with a model"
-            )
+        if self.drafting.draft_length:
+            get_rule(name).check_drafter(self.drafter != PROMPT_LOOKUP, PROMPT_LOOKUP)
 
     def options(self) -> dict[str, Any]:
         """The settings as the engine takes them."""
@@ -118,7 +120,7 @@ class Settings:
 
     def as_dict(self) -> dict[str, Any]:
         """Everything by name, ready for JSON."""
-        names = ("target", "dtype", "device", "raw", "system")
+        names = ("target", "dtype", "draft_weights", "device", "raw", "system")
         own = {name: getattr(self, name) for name in names}
         return {**own, "draft": self.drafter, "stop": list(self.stop), **self.options()}
 

@@ -24,6 +24,7 @@ from dropmatch.drafting import Drafter
 from dropmatch.engines.hf.head import ModelHead
 from dropmatch.engines.hf.result import GenerationResult, Token
 from dropmatch.errors import SettingError
+from dropmatch.mc_head import uses_shortlist
 
 Messages = Sequence[Mapping[str, Any]]
 Prompt = str | Messages | Sequence[int] | Tensor
@@ -224,16 +225,9 @@ def check_acceptance(
             "there is no drafter: load one (draft='<model>' or draft='prompt-lookup'), or set draft_length=0 "
             "for plain decoding"
         )
-    if rule.needs_draft_distribution and not drafter.has_distribution:
-        raise SettingError(
-            f"rule {rule.name!r} compares distributions, and {type(drafter).__name__} has none: "
-            "use rule 'naive' or 'strict', or draft with a model"
-        )
-    if rule.needs_heads and acceptance.support == "shortlist" and not head.can_gather:
-        raise SettingError(
-            "support='shortlist' gathers rows of the LM head, which this head (quantised, or wrapped by an "
-            "adapter) does not offer: use support='full', or 'auto' to let the head decide"
-        )
+    rule.check_drafter(drafter.has_distribution, type(drafter).__name__)
+    if rule.needs_heads:
+        uses_shortlist(acceptance, head, head.vocab_size)
 
 
 def _is_prompt(item: object) -> bool:

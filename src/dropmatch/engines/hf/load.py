@@ -9,9 +9,7 @@ import torch
 from dropmatch.drafting import Drafter, DraftModel, PromptLookup
 from dropmatch.engines.hf.engine import Engine
 from dropmatch.errors import ModelError, SettingError
-
-PROMPT_LOOKUP, NO_DRAFT = "prompt-lookup", "none"
-DRAFT_WEIGHTS = ("auto", "dense", "int4")
+from dropmatch.models.names import DRAFT_WEIGHTS, NO_DRAFT, PROMPT_LOOKUP
 
 
 def load(
