@@ -18,7 +18,7 @@ from scipy.stats import binomtest
 from common import arguments, chat, engine, report
 from dropmatch.engines.hf.engine import Engine
 
-INSTRUCTION = "\nReason step by step, and end with a line 'Answer: <number>'."
+INSTRUCTION = "\nSolve it briefly, step by step, and end with a line 'Answer: <number>'."
 NUMBER = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?")
 
 
@@ -73,7 +73,7 @@ def main() -> None:
     """Measure and report."""
     parser = arguments(__doc__.splitlines()[0])
     parser.add_argument("--questions", type=int, default=40)
-    parser.add_argument("--max-tokens", type=int, default=320)
+    parser.add_argument("--max-tokens", type=int, default=400)
     parser.add_argument("--rules", nargs="+", default=["js"])
     parser.add_argument("--heads", type=int, default=5)
     parser.add_argument("--dropout", type=float, nargs="+", default=[0.3])
