@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -199,10 +199,7 @@ def _entries(
 
 def _with_numbers(entry: DraftTokenTrace, answer: DraftTokenTrace) -> DraftTokenTrace:
     """An entry accepted in any case, with the numbers of the rule's answer."""
-    return DraftTokenTrace(
-        entry.token, entry.clean_token, entry.accepted, entry.exact, entry.reason,
-        answer.js, answer.radius, answer.votes, answer.probability, answer.uniform_passes,
-    )  # fmt: skip
+    return replace(answer, accepted=entry.accepted, reason=entry.reason)
 
 
 def _known(number: float) -> float | None:
