@@ -31,7 +31,8 @@ class CachedModel:
         default_cache = getattr(model, "_supports_default_dynamic_cache", lambda: True)
         if getattr(model, "_is_stateful", False) or not default_cache():
             raise ModelError(
-                f"{type(model).__name__} keeps a state or cache of its own that cannot be rolled back after a rejection"
+                f"{type(model).__name__} keeps a recurrent state, or a cache of its own, that cannot be rolled back "
+                "after a rejection"
             )
         self.model = model
         self._cache = DynamicCache(config=model.config.get_text_config(decoder=True))
