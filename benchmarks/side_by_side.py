@@ -20,6 +20,7 @@ from dropmatch import models
 from dropmatch.decoding.cached_model import CachedModel
 from dropmatch.drafting import DraftModel, PromptLookup
 from dropmatch.engines.hf.engine import Engine
+from dropmatch.models.prepare import prepare_for_decoding
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,9 @@ def main() -> None:
     pair = engine(options)
     lookup = Engine(pair.model, pair.tokenizer, PromptLookup())
     draft_name = options.draft or models.default_draft(options.target)
+    dense_draft = models.load(options.draft or models.default_draft(options.target)).model
+    prepare_for_decoding(dense_draft)
+    dense = Engine(pair.model, pair.tokenizer, DraftModel(dense_draft))
     plain_target, plain_draft = (models.load(name).model for name in (options.target, draft_name))
     plain_draft.generation_config.num_assistant_tokens = length
     plain_draft.generation_config.num_assistant_tokens_schedule = "constant"
@@ -152,6 +156,14 @@ def main() -> None:
         compare("transformers generate -> our plain greedy", hf_plain, greedy, mixed, options.repeats, about),
         compare("transformers assisted -> our strict", hf_assisted, strict, mixed, options.repeats, about),
         compare("our plain greedy -> our strict", greedy, strict, mixed, options.repeats, about),
+        compare(
+            "our strict, dense draft weights -> our strict",
+            ours(dense, tokens, rule="strict", draft_length=length),
+            strict,
+            mixed,
+            options.repeats,
+            about,
+        ),
     ]
     for kind, texts in kinds.items():
         for rule in ("js", "naive"):
