@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import dropmatch
+from dropmatch.engines.hf.engine import NoisyHeadsWarning
 from dropmatch.errors import ModelError, SettingError
 
 
@@ -86,3 +87,34 @@ def test_unknown_draft_weights_are_refused_before_anything_is_loaded() -> None:
 def test_a_missing_folder_is_a_model_error() -> None:
     with pytest.raises(ModelError, match="no/such/folder"):
         dropmatch.load("/no/such/folder")
+
+
+@pytest.mark.parametrize("draft", ["prompt-lookup", "none"])
+def test_int4_without_a_draft_model_is_refused(draft: str) -> None:
+    with pytest.raises(SettingError, match="needs a draft model"):
+        dropmatch.load("/no/such/folder", draft, draft_weights="int4")
+
+
+def test_custom_generate_warns_of_noisy_heads(tiny: Any) -> None:
+    target = tiny.build_model("llama", peak=2.0)
+    with pytest.warns(NoisyHeadsWarning) as caught:
+        target.generate(
+            tiny.prompt(1)[None],
+            assistant_model=tiny.perturb(target, 0.4),
+            custom_generate=dropmatch.generate,
+            rule="js",
+            dropout=0.9,
+            max_new_tokens=60,
+            do_sample=False,
+            eos_token_id=None,
+        )
+    assert any(warning.category is NoisyHeadsWarning for warning in caught)
+
+
+def test_custom_generate_refuses_a_transformers_that_loses_the_assistant(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dropmatch.engines.hf.custom_generate._handed_over", False)
+    target, draft = tiny.pair("llama")
+    with pytest.raises(SettingError, match=r"use dropmatch\.load"):
+        target.generate(tiny.prompt(1)[None], assistant_model=draft, custom_generate=dropmatch.generate)

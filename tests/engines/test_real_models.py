@@ -20,8 +20,14 @@ QUESTION = [{"role": "user", "content": "A box holds 12 eggs. How many eggs are 
 
 def load(name: str, **options: Any) -> Any:
     """A model, or a skip with the reason why it cannot be had here."""
+    fetch(name, **options)
+    return models.load(name, device="cpu", progress=False, **options)
+
+
+def fetch(name: str, **options: Any) -> None:
+    """Only what cannot be fetched is skipped; a model that is there must load."""
     try:
-        return models.load(name, device="cpu", progress=False, **options)
+        models.fetch(name, progress=False, **options)
     except ModelError as error:
         pytest.skip(str(error))
 
@@ -77,11 +83,9 @@ def test_shortlist_judges_like_the_full_vocabulary(smol: tuple[Any, Engine]) -> 
 
 def test_demo_pair(record_property: Any) -> None:
     """Case 9: in bf16, strict leaves plain greedy decoding only where the two likeliest tokens are a rounding apart."""
-    load("demo:qwen2.5-coder-draft")  # skips with the reason where it cannot be had
-    try:
-        engine = dropmatch.load("demo:qwen2.5-coder", device="cpu")
-    except ModelError as error:
-        pytest.skip(str(error))
+    fetch("demo:qwen2.5-coder")
+    fetch("demo:qwen2.5-coder-draft")
+    engine = dropmatch.load("demo:qwen2.5-coder", device="cpu")
     plain = engine.generate(QUESTION, draft_length=0, max_tokens=120)
     strict = engine.generate(QUESTION, rule="strict", max_tokens=120)
     lossy = engine.generate(QUESTION, rule="js", max_tokens=120)

@@ -16,7 +16,7 @@ from dropmatch.decoding.sampling import TokenChooser
 from dropmatch.decoding.statistics import Statistics
 from dropmatch.decoding.stopping import StopRules
 from dropmatch.drafting import Drafter, DraftModel, PromptLookup
-from dropmatch.engines.hf.engine import check_acceptance
+from dropmatch.engines.hf.engine import check_acceptance, warn_if_noisy
 from dropmatch.engines.hf.head import ModelHead
 from dropmatch.errors import SettingError
 
@@ -90,6 +90,11 @@ def generate(
         evaluation=evaluation,
         mask_seed=mask_seed,
     )
+    if not _handed_over:
+        raise SettingError(
+            "this version of transformers prepares custom_generate in a way that dropmatch does not know, so that "
+            "assistant_model and streamer would be lost: use dropmatch.load, or transformers 5.19 to 5.24"
+        )
     _refuse_unsupported(input_ids, generation_config, model_kwargs, assistant_tokenizer, synced_gpus)
     lookup = getattr(generation_config, "prompt_lookup_num_tokens", None)
     drafter: Drafter
@@ -132,6 +137,7 @@ def generate(
         ids = torch.cat([ids, new], dim=1)
     if streamer is not None:
         streamer.end()
+    warn_if_noisy(statistics, acceptance)
     if not getattr(generation_config, "return_dict_in_generate", False):
         return ids
     from transformers.generation.utils import GenerateDecoderOnlyOutput
@@ -216,21 +222,26 @@ def _refuse_unsupported(
         raise SettingError(f"model input {unknown[0]!r} is not supported: dropmatch decodes text only")
 
 
-def install() -> None:
+def install() -> bool:
     """Let `model.generate` hand assistant, streamer and tokenizer to this function.
 
     transformers drops these three for a callable `custom_generate` (5.24 rebuilds the keyword arguments of the
     decoding method from names that are no parameters of its own). Only calls with this function change.
+
+    Returns:
+        Whether they are handed over; False where the method is not the one that is known.
     """
     from transformers import GenerationMixin
 
     original = getattr(GenerationMixin, _EXTRACT, None)
-    if original is None or getattr(original, "_dropmatch", False):
-        return
+    if getattr(original, "_dropmatch", False):
+        return True
+    if original is None:
+        return False
     if list(inspect.signature(original).parameters) != [
         "self", "custom_generate", "kwargs", "synced_gpus", "assistant_model", "streamer",
     ]:  # fmt: skip
-        return
+        return False
 
     @functools.wraps(original)
     def extract(
@@ -245,6 +256,7 @@ def install() -> None:
 
     extract._dropmatch = True  # type: ignore[attr-defined]
     setattr(GenerationMixin, _EXTRACT, extract)
+    return True
 
 
-install()
+_handed_over = install()

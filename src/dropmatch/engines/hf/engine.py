@@ -230,6 +230,19 @@ def check_acceptance(
         uses_shortlist(acceptance, head, head.vocab_size)
 
 
+def warn_if_noisy(statistics: Statistics, acceptance: AcceptanceConfig) -> None:
+    """Warn the caller outside this package where eq. 6 accepted nearly anything."""
+    judged, passes = statistics.judged, statistics.uniform_passes
+    if judged >= NOISY_ROWS and passes >= NOISY_SHARE * judged:
+        warnings.warn(
+            f"at {passes} of {judged} judged positions even a uniform draft would have passed: the heads of this "
+            f"model are too dispersed for dropout p={acceptance.dropout}. Lower dropout, set token_floor (for "
+            "example 0.05), or use rule 'naive'",
+            NoisyHeadsWarning,
+            stacklevel=_callers_level(),
+        )
+
+
 def _is_prompt(item: object) -> bool:
     """Whether an item of a prompt is a prompt of its own: text or ids, no single id."""
     return isinstance(item, (str, list, tuple)) or (isinstance(item, Tensor) and item.dim() > 0)
@@ -281,7 +294,7 @@ class GenerationStream:
             self._trace.append(block.trace)
         if block.finish is not None:
             self._finish = block.finish
-            self._warn_if_noisy()
+            warn_if_noisy(self.statistics, self._request.acceptance)
         return tokens
 
     def close(self) -> None:
@@ -308,14 +321,3 @@ class GenerationStream:
             statistics=self.statistics,
             trace=self._trace,
         )
-
-    def _warn_if_noisy(self) -> None:
-        judged, passes = self.statistics.judged, self.statistics.uniform_passes
-        if judged >= NOISY_ROWS and passes >= NOISY_SHARE * judged:
-            warnings.warn(
-                f"at {passes} of {judged} judged positions even a uniform draft would have passed: the heads of "
-                f"this model are too dispersed for dropout p={self._request.acceptance.dropout}. "
-                "Lower dropout, set token_floor (for example 0.05), or use rule 'naive'",
-                NoisyHeadsWarning,
-                stacklevel=_callers_level(),
-            )

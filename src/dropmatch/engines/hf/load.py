@@ -36,11 +36,13 @@ def load(
         trust_remote_code: run model code from the hub.
 
     Raises:
-        SettingError: an unknown value of draft_weights.
+        SettingError: an unknown value of draft_weights, or int4 without a draft model.
         ModelError: a model cannot be found, fetched or used, or the two do not share a tokenizer.
     """
     if draft_weights not in DRAFT_WEIGHTS:
         raise SettingError(f"draft_weights must be one of: {', '.join(DRAFT_WEIGHTS)}; got {draft_weights!r}")
+    if draft_weights == "int4" and draft in (PROMPT_LOOKUP, NO_DRAFT):
+        raise SettingError(f"draft_weights='int4' needs a draft model, and draft is {draft!r}: leave one of them out")
     from dropmatch import models
     from dropmatch.models.draft_weights import can_quantize_model, quantize_draft
     from dropmatch.models.prepare import prepare_for_decoding
