@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dropmatch.config import AcceptanceConfig
@@ -41,6 +42,26 @@ class Head(Protocol):
     def gather(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
         """The same logits for some tokens only: [n, K, d], [n, S] int64 -> [n, K, S]."""
         ...
+
+
+def gathered_logits(hidden: Tensor, token_ids: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Logits of a plain linear head for some tokens only.
+
+    Args:
+        hidden: [n, K, d].
+        token_ids: [n, S] int64.
+        weight: [V, d].
+        bias: [V] or None.
+
+    Returns:
+        [n, K, S].
+    """
+    rows = F.embedding(token_ids, weight)  # [n, S, d]
+    if hidden.device.type == "cpu":  # a batched product copies its operands here
+        logits = torch.stack([F.linear(h, r) for h, r in zip(hidden, rows, strict=True)])
+    else:
+        logits = torch.bmm(hidden, rows.transpose(1, 2))
+    return logits if bias is None else logits + bias[token_ids][:, None]
 
 
 @dataclass(frozen=True)

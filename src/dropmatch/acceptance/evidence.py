@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 REJECTED, EXACT, SAMPLED = 0, 1, 2
-_reasons: list[str] = ["rejected", "exact", "sampled"]
+LOSSLESS_REASONS = ("exact", "sampled")
+_reasons: list[str] = ["rejected", *LOSSLESS_REASONS]
 
 
 def reason_code(name: str) -> int:

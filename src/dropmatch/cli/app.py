@@ -12,6 +12,7 @@ from dropmatch.cli.failures import Group
 from dropmatch.cli.generate import generate
 from dropmatch.cli.models import app as models
 from dropmatch.cli.rules import rules
+from dropmatch.cli.serve import serve
 
 HELP = """\
 Speculative decoding that also accepts draft tokens which the target model would be content with, \
@@ -24,6 +25,7 @@ Examples:
   dropmatch generate "What is 17 * 23?" --json --trace rounds.jsonl
   dropmatch compare
   dropmatch compare --target ./big --draft ./small --prompts questions.jsonl
+  dropmatch serve demo:qwen2.5-coder --rule js --port 8000
   dropmatch models list
 """
 
@@ -36,6 +38,7 @@ app = typer.Typer(
 )
 app.command("generate")(generate)
 app.command("compare")(compare)
+app.command("serve", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
 app.add_typer(models, name="models")
 app.command("rules")(rules)
 

@@ -8,10 +8,10 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dropmatch.errors import ModelError
+from dropmatch.mc_head import gathered_logits
 from dropmatch.models.packing import PackedLinear
 
 Finish = Callable[[Tensor], Tensor]
@@ -76,13 +76,7 @@ class ModelHead:
     def gather(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
         """[n, K, d], [n, S] -> [n, K, S]."""
         weight, bias = self._module.weight, self._module.bias
-        rows = F.embedding(token_ids, weight)  # type: ignore[arg-type]  # [n, S, d]
-        if hidden.device.type == "cpu":  # a batched product copies its operands here
-            logits = torch.stack([F.linear(h, r) for h, r in zip(hidden, rows, strict=True)])
-        else:
-            logits = torch.bmm(hidden, rows.transpose(1, 2))
-        if bias is not None:
-            logits = logits + bias[token_ids][:, None]  # type: ignore[index]
+        logits = gathered_logits(hidden, token_ids, weight, bias)  # type: ignore[arg-type]
         return self._finish(logits)
 
     def _find_finish(self, model: Any) -> Finish:

@@ -1,0 +1,93 @@
+"""The entry point that vLLM calls in each of its processes (group `vllm.general_plugins`)."""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import Any
+
+from dropmatch.engines.vllm import hooks, reporting
+from dropmatch.engines.vllm.settings import engine_default, request_config, why_no_lossy_rule
+from dropmatch.errors import SettingError
+
+_MARK = "_dropmatch"
+
+
+def register() -> None:
+    """Wrap what admits requests, what hands out their tokens, and what starts workers. Harmless when repeated.
+
+    Raises:
+        UnsupportedVLLM: this vLLM is not as expected.
+    """
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.engine.input_processor import InputProcessor
+    from vllm.v1.engine.output_processor import OutputProcessor
+    from vllm.v1.worker.worker_base import WorkerBase
+
+    if hasattr(WorkerBase, _MARK):
+        return
+    hooks.check_version()
+    hooks.check_front_end()
+    InputProcessor.__init__ = _checks_default(InputProcessor.__init__)
+    InputProcessor._validate_params = _checks_request(InputProcessor._validate_params)
+    Scheduler.update_from_output = reporting.pass_on(Scheduler.update_from_output)
+    OutputProcessor.process_outputs = reporting.take_off_and_count(OutputProcessor.process_outputs)
+    WorkerBase.__init__ = _installs(WorkerBase.__init__)
+    setattr(WorkerBase, _MARK, True)
+
+
+def _checks_default(init: Any) -> Any:
+    """Front end: refuse an engine default that cannot be honoured, before any model is loaded."""
+
+    @wraps(init)
+    def wrapper(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        self.dropmatch_default = engine_default(vllm_config)
+        init(self, vllm_config, *args, **kwargs)
+
+    return wrapper
+
+
+def _checks_request(validate: Any) -> Any:
+    """Front end: refuse a request whose keys cannot be honoured, as vLLM refuses its own (a 400 over HTTP)."""
+    from vllm.exceptions import VLLMValidationError
+
+    @wraps(validate)
+    def wrapper(self: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
+        result = validate(self, params, *args, **kwargs)
+        extra_args = getattr(params, "extra_args", None)
+        if extra_args:
+            try:
+                request_config(extra_args, self.dropmatch_default, self.vllm_config)
+            except SettingError as error:
+                raise VLLMValidationError(str(error), parameter="vllm_xargs") from None
+        return result
+
+    return wrapper
+
+
+def _installs(init: Any) -> Any:
+    """Worker: install into its model runner once that has loaded its models."""
+
+    @wraps(init)
+    def wrapper(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        engine_default(vllm_config)  # raises before any weight is read
+        init(self, vllm_config, *args, **kwargs)
+        if why_no_lossy_rule(vllm_config) is None:
+            hooks.check_worker()
+            self.load_model = _then_install(self, self.load_model)
+
+    return wrapper
+
+
+def _then_install(worker: Any, load_model: Any) -> Any:
+    @wraps(load_model)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        from vllm.distributed.parallel_state import get_pp_group
+
+        from dropmatch.engines.vllm.install import install
+
+        result = load_model(*args, **kwargs)
+        if get_pp_group().is_last_rank:
+            install(worker.model_runner)
+        return result
+
+    return wrapper

@@ -1,0 +1,396 @@
+"""Judges draft rows, and has vLLM's own kernels carry the verdicts out.
+
+The rejection sampler's kernels are never replaced. Before they run, the row of an accepted draft token is
+replaced by one that leaves them no choice, and put back after them, so that log-probabilities are those of
+the clean target. All other rows stay what they are: a request with the rule off decodes as without the
+plugin, from the same random numbers.
+
+Greedy requests: the rule is asked about the rows whose draft is not the clean token. Sampling requests: about
+the rows that vLLM's modified rejection sampling is about to refuse, with the random numbers that it will use.
+
+B requests, N draft rows of theirs, V tokens in the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.logger import init_logger
+from vllm.v1.sample import rejection_sampler as vllm_sampler
+
+from dropmatch.acceptance import EXACT, SAMPLED, Evidence, get_rule, judge, reason_name
+from dropmatch.config import AcceptanceConfig
+from dropmatch.engines.vllm.drafts import DraftLogits
+from dropmatch.engines.vllm.reporting import Reasons
+from dropmatch.engines.vllm.requests import RequestSettings
+from dropmatch.mc_head import Head
+
+logger = init_logger(f"vllm.plugins.{__name__}")  # vLLM shows only loggers below its own
+PLACEHOLDER = -1  # a draft row without a token
+_generate_uniform_probs = vllm_sampler.generate_uniform_probs
+_rejection_sample = vllm_sampler.rejection_sample
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A draft row of a request with a lossy rule."""
+
+    index: int  # in 0 .. N-1
+    request: str
+    place: int  # in the request's draft
+    config: AcceptanceConfig  # without a mask seed of its own, so that equal ones are judged together
+    seed: int
+
+
+@dataclass
+class _Step:
+    """One verification: what it has to go on.
+
+    Attributes:
+        requests: [B] ids.
+        hidden: [N + B, d] input of the LM head.
+        logits: [N + B, V] raw, after the grammar's mask.
+        positions: [N] int64 index in its sequence of each draft token.
+        logit_rows: [N] int64 rows of `hidden` and `logits` that verify the draft tokens.
+        rows: those of requests with a lossy rule.
+        unscaled: [n, V] logits after the processors and before temperature, of the rows in `unscaled_rows`,
+            which sample; of the others the sampler's target logits are just that.
+    """
+
+    requests: list[str]
+    hidden: Tensor
+    logits: Tensor
+    positions: Tensor
+    logit_rows: Tensor
+    rows: list[_Row]
+    unscaled: Tensor | None = None
+    unscaled_rows: dict[int, int] = field(default_factory=dict)
+
+
+class Verifier:
+    """The acceptance rules of all requests of a model runner.
+
+    Args:
+        runner: vLLM's V1 model runner.
+        head: the target's LM head.
+        settings: the requests' settings.
+        drafts: the draft's logits; None if the drafter has none.
+    """
+
+    active: Verifier | None = None  # the one whose step vLLM's rejection sampler is in
+    uniforms: Tensor | None = None  # [N] numbers that rejection sampling is to use, already drawn
+
+    def __init__(self, runner: Any, head: Head, settings: RequestSettings, drafts: DraftLogits | None) -> None:
+        self._runner = runner
+        self._head = head
+        self._settings = settings
+        self._drafts = drafts
+        self._step: _Step | None = None
+        self.hidden: Tensor | None = None  # [N + B, d] of the step that is being sampled
+        self.report: dict[str, Reasons] = {}
+
+    @contextmanager
+    def step(self, metadata: Any, logits: Tensor) -> Iterator[None]:
+        """Around one call of the rejection sampler; a warm-up passes untouched.
+
+        Args:
+            metadata: vLLM's `SpecDecodeMetadata`.
+            logits: [N + B, V].
+        """
+        requests = list(self._runner.input_batch.req_ids)
+        if self.hidden is None or not any(metadata.num_draft_tokens):
+            yield
+            return
+        logit_rows = metadata.target_logits_indices.long()
+        token_rows = metadata.logits_indices.long()[logit_rows]
+        self._step = _Step(
+            requests=requests,
+            hidden=self.hidden,
+            logits=logits,
+            positions=self._runner.positions[token_rows].long() + 1,
+            logit_rows=logit_rows,
+            rows=self._lossy_rows(requests, metadata.num_draft_tokens),
+        )
+        Verifier.active = self
+        try:
+            yield
+        finally:
+            Verifier.active = self._step = None
+            if self._drafts is not None:
+                self._drafts.forget(requests)
+
+    def note_processed(self, processed: Tensor, sampling: Any) -> None:
+        """Keep what temperature is about to overwrite: [N, V] logits after the processors."""
+        if self._step is None or sampling.all_greedy:
+            return
+        greedy = _greedy_requests(self._step.requests, sampling)
+        index = [row.index for row in self._step.rows if row.request not in greedy]
+        if index:
+            self._step.unscaled = processed[index]  # a copy
+            self._step.unscaled_rows = {row: i for i, row in enumerate(index)}
+
+    def verify(
+        self,
+        draft_token_ids: Tensor,
+        num_draft_tokens: list[int],
+        max_spec_len: int,
+        cu_num_draft_tokens: Tensor,
+        draft_probs: Tensor | None,
+        target_logits: Tensor,
+        bonus_token_ids: Tensor,
+        sampling: Any,
+        **more: Any,
+    ) -> Tensor:
+        """vLLM's `rejection_sample` with the rules' verdicts: [B, max_spec_len + 1] tokens, -1 where there is none.
+
+        Args:
+            draft_token_ids: [N] int32.
+            num_draft_tokens: [B].
+            max_spec_len: L.
+            cu_num_draft_tokens: [B].
+            draft_probs: [N, V] or None.
+            target_logits: [N, V] fp32, after processors, temperature and top-k/p.
+            bonus_token_ids: [B, 1].
+            sampling: vLLM's `SamplingMetadata`.
+            more: passed on.
+        """
+        step = self._step
+        assert step is not None
+        greedy = _greedy_requests(step.requests, sampling)
+        reasons: dict[int, int] = {}  # of the rows that a rule accepted
+        refused: list[int] = []  # exact rows that an eager rule refused
+        if step.rows:
+            if len(greedy) < len(step.requests):
+                Verifier.uniforms = _generate_uniform_probs(
+                    draft_token_ids.shape[0], num_draft_tokens, sampling.generators, target_logits.device
+                )
+            exact = _exact(draft_token_ids, target_logits, draft_probs, greedy, step.rows, Verifier.uniforms)
+            reasons, refused = self._ask(step, draft_token_ids, target_logits, exact, greedy)
+
+        forced = torch.tensor(sorted(reasons), dtype=torch.int64, device=target_logits.device)
+        kept = target_logits[forced]  # a copy
+        if reasons:
+            target_logits[forced] = -torch.inf
+            target_logits[forced, draft_token_ids[forced].long()] = 0.0
+        proposed = draft_token_ids
+        if refused:
+            proposed = draft_token_ids.clone()
+            proposed[refused] = PLACEHOLDER
+        try:
+            tokens = _rejection_sample(
+                proposed,
+                num_draft_tokens,
+                max_spec_len,
+                cu_num_draft_tokens,
+                draft_probs,
+                target_logits,
+                bonus_token_ids,
+                sampling,
+                **more,
+            )
+        finally:
+            Verifier.uniforms = None
+            if reasons:
+                target_logits[forced] = kept
+        self.report = self._reasons(step.requests, num_draft_tokens, tokens, reasons, greedy)
+        return tokens
+
+    def _lossy_rows(self, requests: list[str], num_draft_tokens: list[int]) -> list[_Row]:
+        rows, index = [], 0
+        for request, count in zip(requests, num_draft_tokens, strict=True):
+            config = self._settings.of(request)
+            if config is not None and not get_rule(config.rule).lossless:
+                seed = self._settings.seed(request)
+                shared = replace(config, mask_seed=None)
+                rows += [_Row(index + place, request, place, shared, seed) for place in range(count)]
+            index += count
+        return rows
+
+    def _ask(
+        self, step: _Step, drafts: Tensor, target_logits: Tensor, exact: dict[int, bool], greedy: set[str]
+    ) -> tuple[dict[int, int], list[int]]:
+        """Walk all drafts to their first rejection.
+
+        Args:
+            step: the step.
+            drafts: [N] draft token ids.
+            target_logits: [N, V].
+            exact: for each row of `step.rows`, whether lossless decoding accepts it.
+            greedy: the requests that do not sample.
+
+        Returns:
+            Reason codes of the rows that a rule accepted, and the exact rows that an eager rule refused (it
+            refuses them for greedy requests only: when sampling, that would bend the distribution).
+        """
+        tokens = drafts.tolist()
+        queues: dict[str, list[_Row]] = {}
+        ended: set[str] = set()
+        for row in step.rows:
+            always = row.config.evaluation == "eager" and row.request in greedy
+            if row.request in ended or (exact[row.index] and not always):
+                continue
+            if self._can_judge(row, tokens[row.index], target_logits.shape[1]):
+                queues.setdefault(row.request, []).append(row)
+            elif not exact[row.index]:
+                ended.add(row.request)
+
+        # on a CPU a row behind the first rejection would be judged for nothing; a GPU would rather have one launch
+        take = 1 if target_logits.device.type == "cpu" else None
+        reasons: dict[int, int] = {}
+        refused: list[int] = []
+        while queues:
+            wave = [row for queue in queues.values() for row in queue[:take]]
+            accepted = self._judge(step, wave, drafts, target_logits)
+            going: dict[str, list[_Row]] = {}
+            for request, queue in queues.items():
+                for row in queue[:take]:
+                    if row.index not in accepted:
+                        refused += [row.index] if exact[row.index] else []
+                        break
+                    if not exact[row.index]:
+                        reasons[row.index] = accepted[row.index]
+                else:
+                    if take is not None and queue[take:]:
+                        going[request] = queue[take:]
+            queues = going
+        return reasons, refused
+
+    def _can_judge(self, row: _Row, token: int, vocab: int) -> bool:
+        """Whether a row has a token that the target knows and, if its rule compares it, the draft's distribution."""
+        if not 0 <= token < vocab:
+            return False
+        if not get_rule(row.config.rule).needs_draft_distribution:
+            return True
+        if self._drafts is not None and self._drafts.has(row.request, row.place):
+            return True
+        logger.warning_once(
+            "dropmatch: a draft token came without its distribution (near the draft model's longest sequence it "
+            "is a filler), so rule '%s' cannot judge it and only an exact match is accepted there",
+            row.config.rule,
+        )
+        return False
+
+    def _judge(self, step: _Step, wave: list[_Row], drafts: Tensor, target_logits: Tensor) -> dict[int, int]:
+        """Ask the rules about some rows: reason codes of those accepted."""
+        groups: dict[AcceptanceConfig, list[_Row]] = defaultdict(list)
+        for row in wave:
+            groups[row.config].append(row)
+        accepted: dict[int, int] = {}
+        for config, rows in groups.items():
+            verdict = judge(self._evidence(step, rows, drafts, target_logits), config, self._head)
+            answers = torch.stack([verdict.accept.long(), verdict.reason], dim=1).tolist()
+            accepted.update({row.index: reason for row, (yes, reason) in zip(rows, answers, strict=True) if yes})
+        return accepted
+
+    def _evidence(self, step: _Step, rows: list[_Row], drafts: Tensor, target_logits: Tensor) -> Evidence:
+        """What is known about n rows, which share their settings."""
+        device = target_logits.device
+        index = torch.tensor([row.index for row in rows], device=device)  # [n]
+        logit_index = step.logit_rows[index]
+        tokens = drafts[index].long()
+        clean = step.logits[logit_index]  # [n, V]
+        final = target_logits[index]  # [n, V]
+        processed = final.clone() if step.unscaled is not None else final
+        for i, row in enumerate(rows):
+            if row.index in step.unscaled_rows:
+                assert step.unscaled is not None
+                processed[i] = step.unscaled[step.unscaled_rows[row.index]]
+        raw = clean.float()
+        banned = processed.isneginf()
+        changed = bool(banned.any()) or not torch.equal(raw, processed)
+        compares = get_rule(rows[0].config.rule).needs_draft_distribution
+        return Evidence(
+            hidden=step.hidden[logit_index],
+            clean_logits=clean,
+            draft_tokens=tokens,
+            clean_tokens=processed.argmax(dim=1),
+            seeds=torch.tensor([row.seed for row in rows], dtype=torch.int64, device=device),
+            positions=step.positions[index],
+            draft_logits=self._drafts.rows([(row.request, row.place) for row in rows])
+            if compares and self._drafts is not None
+            else None,
+            bias=torch.where(banned, -torch.inf, processed - raw) if changed else None,
+            allowed=final.gather(1, tokens[:, None]).squeeze(1) > -torch.inf,
+        )
+
+    def _reasons(
+        self,
+        requests: list[str],
+        num_draft_tokens: list[int],
+        tokens: Tensor,
+        reasons: dict[int, int],
+        greedy: set[str],
+    ) -> dict[str, Reasons]:
+        """Why each accepted token was; tokens [B, L + 1] are the kernels' answer, -1 where there is none."""
+        lengths = (tokens != PLACEHOLDER).sum(dim=1).tolist()
+        report, index = {}, 0
+        for request, drafted, length in zip(requests, num_draft_tokens, lengths, strict=True):
+            if drafted:
+                own = EXACT if request in greedy else SAMPLED
+                codes = [reasons.get(index + place, own) for place in range(min(drafted, length - 1))]
+                config = self._settings.of(request)
+                report[request] = Reasons(
+                    rule="off" if config is None else config.rule,
+                    drafted=drafted,
+                    accepted=[reason_name(code) for code in codes],
+                )
+            index += drafted
+        return report
+
+
+def judged_rejection_sample(*args: Any, **kwargs: Any) -> Tensor:
+    """Stands in for vLLM's `rejection_sample`: [B, L + 1]."""
+    if Verifier.active is None:
+        return _rejection_sample(*args, **kwargs)
+    return Verifier.active.verify(*args, **kwargs)
+
+
+def known_uniform_probs(*args: Any, **kwargs: Any) -> Tensor:
+    """Stands in for vLLM's `generate_uniform_probs`: the numbers already drawn for this step, if any. [N]."""
+    if Verifier.uniforms is not None:
+        return Verifier.uniforms
+    return _generate_uniform_probs(*args, **kwargs)
+
+
+def _greedy_requests(requests: list[str], sampling: Any) -> set[str]:
+    """The requests that do not sample."""
+    if sampling.all_greedy:
+        return set(requests)
+    return {name for name, heat in zip(requests, sampling.temperature.tolist(), strict=False) if heat == 0}
+
+
+def _exact(
+    drafts: Tensor,
+    target_logits: Tensor,
+    draft_probs: Tensor | None,
+    greedy: set[str],
+    rows: list[_Row],
+    uniforms: Tensor | None,
+) -> dict[int, bool]:
+    """For each row, whether vLLM's kernels accept it.
+
+    Args:
+        drafts: [N].
+        target_logits: [N, V].
+        draft_probs: [N, V] or None.
+        greedy: the requests that do not sample.
+        rows: the rows asked about.
+        uniforms: [N], None if none samples.
+    """
+    index = torch.tensor([row.index for row in rows], device=drafts.device)  # [n]
+    logits = target_logits if len(rows) == target_logits.shape[0] else target_logits[index]  # [n, V]
+    tokens = drafts[index].long()  # [n]
+    accepted = logits.argmax(dim=1) == tokens
+    if uniforms is not None:
+        known = tokens.clamp(0, logits.shape[1] - 1)
+        p = (logits.gather(1, known[:, None]).squeeze(1) - logits.logsumexp(dim=1)).exp()
+        q = torch.ones_like(p) if draft_probs is None else draft_probs[index, known]
+        samples = torch.tensor([row.request not in greedy for row in rows], device=drafts.device)
+        accepted = torch.where(samples, (tokens >= 0) & (q > 0) & (p / q >= uniforms[index]), accepted)
+    return {row.index: yes for row, yes in zip(rows, accepted.tolist(), strict=True)}
