@@ -42,6 +42,22 @@ def degenerate(text: str, tokens: int = 40) -> bool:
     return False
 
 
+def paired(base: list[bool], other: list[bool]) -> dict[str, Any]:
+    """Exact McNemar test of two settings on the same questions, and the interval of the difference it implies."""
+    lost = sum(a and not b for a, b in zip(base, other, strict=True))
+    gained = sum(b and not a for a, b in zip(base, other, strict=True))
+    test = binomtest(gained, lost + gained) if lost + gained else None
+    interval = test.proportion_ci() if test else None
+    scale = 100 * (lost + gained) / len(base)
+    return {
+        "lost": lost,
+        "gained": gained,
+        "mcnemar_p": test.pvalue if test else 1.0,
+        "difference_pct": 100 * (gained - lost) / len(base),
+        "difference_pct_95ci": [scale * (2 * end - 1) for end in (interval.low, interval.high)] if interval else None,
+    }
+
+
 def run(pair: Engine, rows: list[dict[str, Any]], tokens: int, settings: dict[str, Any]) -> dict[str, Any]:
     """Decode all questions with one setting."""
     right, accepted, rounds, truncated, loops, seconds, generated, lossy = [], 0, 0, 0, 0, 0.0, 0, 0
@@ -100,19 +116,7 @@ def main() -> None:
                     "draft_length": options.draft_length,
                 }
                 cell = run(pair, rows, options.max_tokens, settings)
-                cell["lost"] = sum(a and not b for a, b in zip(base["right"], cell["right"], strict=True))
-                cell["gained"] = sum(b and not a for a, b in zip(base["right"], cell["right"], strict=True))
-                changed = cell["lost"] + cell["gained"]
-                # exact McNemar test, and the interval of the difference that its binomial implies
-                test = binomtest(cell["gained"], changed) if changed else None
-                interval = test.proportion_ci() if test else None
-                cell["mcnemar_p"] = test.pvalue if test else 1.0
-                cell["difference_pct"] = cell["accuracy_pct"] - base["accuracy_pct"]
-                cell["difference_pct_95ci"] = (
-                    [100 * changed / len(rows) * (2 * bound - 1) for bound in (interval.low, interval.high)]
-                    if interval
-                    else None
-                )
+                cell |= paired(base["right"], cell["right"])
                 cells.append(cell)
     report({"questions": len(rows), "max_tokens": options.max_tokens, "strict": base, "lossy": cells}, options.json)
 

@@ -56,11 +56,11 @@ def gathered_logits(hidden: Tensor, token_ids: Tensor, weight: Tensor, bias: Ten
     Returns:
         [n, K, S].
     """
-    rows = F.embedding(token_ids, weight)  # [n, S, d]
-    if hidden.device.type == "cpu":  # a batched product copies its operands here
-        logits = torch.stack([F.linear(h, r) for h, r in zip(hidden, rows, strict=True)])
+    if hidden.device.type == "cpu":
+        # one row at a time: what is gathered stays in the cache, and a batched product would copy it again
+        logits = torch.stack([F.linear(h, weight[ids]) for h, ids in zip(hidden, token_ids, strict=True)])
     else:
-        logits = torch.bmm(hidden, rows.transpose(1, 2))
+        logits = torch.bmm(hidden, F.embedding(token_ids, weight).transpose(1, 2))
     return logits if bias is None else logits + bias[token_ids][:, None]
 
 
