@@ -40,6 +40,7 @@ test-library: $(READY)
 
 test-vllm: $(VLLM_READY)
 	$(VLLM_BIN)/python -m pytest tests/engines/vllm
+	$(VLLM_BIN)/python -m pytest tests/engines/vllm_v2
 
 test: lint test-library test-vllm
 

@@ -19,13 +19,18 @@ def vllm_config(**changes: Any) -> Any:
         use_heterogeneous_vocab=changes.pop("use_heterogeneous_vocab", False),
         use_local_argmax_reduction=changes.pop("use_local_argmax_reduction", False),
         parallel_drafting=changes.pop("parallel_drafting", False),
+        draft_sample_method=changes.pop("draft_sample_method", "greedy"),
+        enable_adaptive_verification=changes.pop("enable_adaptive_verification", False),
     )
+    sharded = changes.pop("enable_batch_sharded_sampling", False)
     return SimpleNamespace(
         **{
             "speculative_config": speculative,
             "additional_config": {},
             "use_v2_model_runner": False,
             "lora_config": None,
+            "watermark_config": None,
+            "parallel_config": SimpleNamespace(enable_batch_sharded_sampling=sharded),
             **changes,
         }
     )
@@ -112,7 +117,9 @@ def test_a_bad_key_or_value_of_a_request_is_refused_by_name_case_28(extra: Any, 
     ("changes", "named"),
     [
         ({"speculative_config": None}, "drafts nothing"),
-        ({"use_v2_model_runner": True}, "VLLM_USE_V2_MODEL_RUNNER=0"),
+        ({"use_v2_model_runner": True, "enable_adaptive_verification": True}, "enable_adaptive_verification"),
+        ({"use_v2_model_runner": True, "enable_batch_sharded_sampling": True}, "enable_batch_sharded_sampling"),
+        ({"use_v2_model_runner": True, "watermark_config": object()}, "watermarking"),
         ({"rejection_sample_method": "block"}, "'standard'"),
         ({"lora_config": object()}, "LoRA"),
     ],
@@ -146,3 +153,12 @@ def test_js_is_refused_where_the_draft_has_no_distribution_and_naive_is_not_case
     assert request_config({"dropmatch": "naive"}, None, config) == AcceptanceConfig("naive")
     with pytest.raises(SettingError, match="use rule 'naive'"):
         request_config({"dropmatch": "js"}, AcceptanceConfig("naive"), config)
+
+
+def test_on_the_v2_runner_js_needs_drafts_that_keep_their_logits() -> None:
+    with pytest.raises(SettingError, match="draft_sample_method.*VLLM_USE_V2_MODEL_RUNNER=0"):
+        request_config({"dropmatch": "js"}, None, vllm_config(use_v2_model_runner=True))
+    kept = vllm_config(use_v2_model_runner=True, draft_sample_method="probabilistic")
+    assert request_config({"dropmatch": "js"}, None, kept) == AcceptanceConfig("js")
+    with pytest.raises(SettingError, match="eager.*VLLM_USE_V2_MODEL_RUNNER=0"):
+        request_config({"dropmatch": "js", "dropmatch_evaluation": "eager"}, None, kept)

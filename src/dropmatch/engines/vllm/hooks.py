@@ -101,6 +101,33 @@ def check_worker() -> None:
         raise UnsupportedVLLM("the proposer no longer makes its logits by compute_logits")
 
 
+def check_worker_v2() -> None:
+    """Raises UnsupportedVLLM: the V2 model runner or its sampler has changed."""
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+    from vllm.v1.worker.gpu.sample.sampler import Sampler
+    from vllm.v1.worker.gpu.sample.states import SamplingStates
+    from vllm.v1.worker.gpu.spec_decode import rejection_sampler
+
+    sampler = rejection_sampler.RejectionSampler
+    _signature(sampler.__init__, "self", "sampler", "spec_config", "device")
+    _signature(sampler.__call__, "self", "logits", "input_batch", "draft_logits")
+    _signature(
+        sampler._verify, "self", "logits", "draft_logits", "draft_sampled", "pos", "cu_num_logits", "idx_mapping",
+        "idx_mapping_np",
+    )  # fmt: skip
+    _signature(
+        rejection_sampler.rejection_sample, "target_logits", "draft_logits", "draft_sampled", "cu_num_logits", "pos"
+    )
+    if "rejection_sample" not in sampler._verify.__code__.co_names:
+        raise UnsupportedVLLM("RejectionSampler._verify no longer calls rejection_sample")
+    if "apply_temperature" not in Sampler.apply_sampling_params.__code__.co_names:
+        raise UnsupportedVLLM("Sampler.apply_sampling_params no longer calls apply_temperature")
+    _signature(SamplingStates.apply_temperature, "self", "logits")
+    _signature(GPUModelRunner.sample, "self", "hidden_states", "input_batch", "grammar_output")
+    _signature(GPUModelRunner.add_requests, "self", "scheduler_output")
+    _signature(inspect.unwrap(GPUModelRunner.sample_tokens), "self", "grammar_output")
+
+
 def _signature(function: Callable[..., Any], *expected: str) -> None:
     """The first parameters have these names."""
     found = tuple(inspect.signature(function).parameters)[: len(expected)]

@@ -72,7 +72,7 @@ def _installs(init: Any) -> Any:
         engine_default(vllm_config)  # raises before any weight is read
         init(self, vllm_config, *args, **kwargs)
         if why_no_lossy_rule(vllm_config) is None:
-            hooks.check_worker()
+            (hooks.check_worker_v2 if vllm_config.use_v2_model_runner else hooks.check_worker)()
             self.load_model = _then_install(self, self.load_model)
 
     return wrapper
@@ -83,10 +83,12 @@ def _then_install(worker: Any, load_model: Any) -> Any:
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         from vllm.distributed.parallel_state import get_pp_group
 
-        from dropmatch.engines.vllm.install import install
-
         result = load_model(*args, **kwargs)
         if get_pp_group().is_last_rank:
+            if worker.vllm_config.use_v2_model_runner:
+                from dropmatch.engines.vllm.install_v2 import install
+            else:
+                from dropmatch.engines.vllm.install import install  # type: ignore[assignment]
             install(worker.model_runner)
         return result
 

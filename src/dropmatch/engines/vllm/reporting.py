@@ -72,7 +72,8 @@ class RequestReasons:
 def put_on_output(output: Any, report: Mapping[str, Reasons]) -> None:
     """Worker: let a ModelRunnerOutput (or the asynchronous one around it) carry the reasons."""
     if report:
-        output = getattr(output, "_model_runner_output", output)
+        for name in ("_model_runner_output", "model_runner_output"):  # of the V1 and the V2 runner
+            output = getattr(output, name, output)
         output.dropmatch = {request: asdict(reasons) for request, reasons in report.items()}
 
 

@@ -13,7 +13,7 @@ class RequestSettings:
     """Acceptance settings by request id, read from a request's parameters once.
 
     Args:
-        runner: vLLM's V1 model runner, whose `requests` holds the parameters.
+        runner: whose `requests` holds the parameters: vLLM's V1 model runner, or a stand-in.
         default: of requests that name none; None is off.
         vllm_config: vLLM's `VllmConfig`.
     """
@@ -43,6 +43,11 @@ class RequestSettings:
         if config is not None and config.mask_seed is not None:
             return config.mask_seed
         return 0 if params is None or params.seed is None else int(params.seed)
+
+    def temperature(self, request: str) -> float:
+        """Temperature of a request; 0 is greedy."""
+        params = self._runner.requests[request].sampling_params
+        return 0.0 if params is None else float(params.temperature)
 
     def any_compares(self) -> bool:
         """Whether a request of the current batch has a rule that compares distributions."""

@@ -110,10 +110,14 @@ def why_no_lossy_rule(vllm_config: Any) -> str | None:
     if speculative is None:
         return "this engine drafts nothing: start it with --speculative-config (a draft model, ngram, ...)"
     if vllm_config.use_v2_model_runner:
-        return (
-            "vLLM's V2 model runner is not supported: set the environment variable VLLM_USE_V2_MODEL_RUNNER=0 "
-            "to bring the V1 runner back"
-        )
+        parallel = vllm_config.parallel_config
+        for name, used in (
+            ("watermarking", vllm_config.watermark_config is not None),
+            ("enable_batch_sharded_sampling", parallel.enable_batch_sharded_sampling),
+            ("enable_adaptive_verification", speculative.enable_adaptive_verification),
+        ):
+            if used:
+                return f"{name} decides about tokens elsewhere in vLLM's V2 model runner: turn it off"
     if speculative.rejection_sample_method != "standard":
         return (
             f"rejection_sample_method={speculative.rejection_sample_method!r} in --speculative-config has an "
@@ -129,6 +133,11 @@ def why_no_draft_distribution(vllm_config: Any) -> str | None:
     speculative = vllm_config.speculative_config
     if speculative.method != "draft_model":
         return f"the draft method {speculative.method!r} offers no distribution over the target's vocabulary"
+    if vllm_config.use_v2_model_runner and speculative.draft_sample_method != "probabilistic":
+        return (
+            'vLLM\'s V2 model runner keeps the draft\'s logits only with "draft_sample_method": "probabilistic" in '
+            "--speculative-config: add it, or set the environment variable VLLM_USE_V2_MODEL_RUNNER=0"
+        )
     if speculative.use_heterogeneous_vocab:
         return "the draft model has another vocabulary (use_heterogeneous_vocab)"
     if speculative.parallel_drafting:
@@ -156,6 +165,10 @@ def _check_engine(config: AcceptanceConfig, vllm_config: Any) -> None:
     rule = get_rule(config.rule)
     if rule.lossless:
         return
+    if config.evaluation == "eager" and vllm_config.use_v2_model_runner:
+        raise SettingError(
+            "evaluation='eager' needs vLLM's V1 model runner: set the environment variable VLLM_USE_V2_MODEL_RUNNER=0"
+        )
     reason = why_no_lossy_rule(vllm_config)
     if reason is not None:
         raise SettingError(f"rule {rule.name!r} cannot be used: {reason}")

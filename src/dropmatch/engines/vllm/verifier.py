@@ -13,10 +13,9 @@ B requests, N draft rows of theirs, V tokens in the vocabulary.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,11 +23,11 @@ from torch import Tensor
 from vllm.logger import init_logger
 from vllm.v1.sample import rejection_sampler as vllm_sampler
 
-from dropmatch.acceptance import EXACT, SAMPLED, Evidence, get_rule, judge, reason_name
-from dropmatch.config import AcceptanceConfig
+from dropmatch.acceptance import EXACT, SAMPLED, get_rule, reason_name
 from dropmatch.engines.vllm.drafts import DraftLogits
 from dropmatch.engines.vllm.reporting import Reasons
 from dropmatch.engines.vllm.requests import RequestSettings
+from dropmatch.engines.vllm.rows import Row, ask, lossy_rows
 from dropmatch.mc_head import Head
 
 logger = init_logger(f"vllm.plugins.{__name__}")  # vLLM shows only loggers below its own
@@ -37,40 +36,74 @@ _generate_uniform_probs = vllm_sampler.generate_uniform_probs
 _rejection_sample = vllm_sampler.rejection_sample
 
 
-@dataclass(frozen=True)
-class _Row:
-    """A draft row of a request with a lossy rule."""
-
-    index: int  # in 0 .. N-1
-    request: str
-    place: int  # in the request's draft
-    config: AcceptanceConfig  # without a mask seed of its own, so that equal ones are judged together
-    seed: int
-
-
 @dataclass
 class _Step:
-    """One verification: what it has to go on.
+    """One verification: what it has to go on; the material for verdicts on its N draft rows.
 
     Attributes:
         requests: [B] ids.
-        hidden: [N + B, d] input of the LM head.
-        logits: [N + B, V] raw, after the grammar's mask.
-        positions: [N] int64 index in its sequence of each draft token.
-        logit_rows: [N] int64 rows of `hidden` and `logits` that verify the draft tokens.
+        all_hidden: [N + B, d] input of the LM head.
+        all_logits: [N + B, V] raw, after the grammar's mask.
+        all_positions: [N] int64 index in its sequence of each draft token.
+        logit_rows: [N] int64 rows of `all_hidden` and `all_logits` that verify the draft tokens.
         rows: those of requests with a lossy rule.
+        drafts: the draft's logits.
+        draft_tokens: [N].
+        target_logits: [N, V] as the kernels get them.
         unscaled: [n, V] logits after the processors and before temperature, of the rows in `unscaled_rows`,
-            which sample; of the others the sampler's target logits are just that.
+            which sample; of the others the target logits are just that.
     """
 
     requests: list[str]
-    hidden: Tensor
-    logits: Tensor
-    positions: Tensor
+    all_hidden: Tensor
+    all_logits: Tensor
+    all_positions: Tensor
     logit_rows: Tensor
-    rows: list[_Row]
+    rows: list[Row]
+    drafts: DraftLogits | None
+    draft_tokens: Tensor = field(default_factory=lambda: torch.empty(0))
+    target_logits: Tensor = field(default_factory=lambda: torch.empty(0))
     unscaled: Tensor | None = None
     unscaled_rows: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the logits are."""
+        return self.all_logits.device
+
+    def tokens(self, index: Tensor) -> Tensor:
+        """[n] -> [n]."""
+        return self.draft_tokens[index].long()
+
+    def hidden(self, index: Tensor) -> Tensor:
+        """[n] -> [n, d]."""
+        return self.all_hidden[self.logit_rows[index]]
+
+    def clean(self, index: Tensor) -> Tensor:
+        """[n] -> [n, V]."""
+        return self.all_logits[self.logit_rows[index]]
+
+    def processed(self, rows: Sequence[Row], index: Tensor) -> Tensor:
+        """[n] -> [n, V]."""
+        logits = self.target_logits[index]
+        for i, row in enumerate(rows):
+            if row.index in self.unscaled_rows:
+                assert self.unscaled is not None
+                logits[i] = self.unscaled[self.unscaled_rows[row.index]]
+        return logits
+
+    def final(self, index: Tensor) -> Tensor:
+        """[n] -> [n, V]."""
+        return self.target_logits[index]
+
+    def positions(self, index: Tensor) -> Tensor:
+        """[n] -> [n]."""
+        return self.all_positions[index]
+
+    def draft_logits(self, rows: Sequence[Row]) -> Tensor:
+        """[n, V]."""
+        assert self.drafts is not None
+        return self.drafts.rows([(row.request, row.place) for row in rows])
 
 
 class Verifier:
@@ -111,11 +144,12 @@ class Verifier:
         token_rows = metadata.logits_indices.long()[logit_rows]
         self._step = _Step(
             requests=requests,
-            hidden=self.hidden,
-            logits=logits,
-            positions=self._runner.positions[token_rows].long() + 1,
+            all_hidden=self.hidden,
+            all_logits=logits,
+            all_positions=self._runner.positions[token_rows].long() + 1,
             logit_rows=logit_rows,
-            rows=self._lossy_rows(requests, metadata.num_draft_tokens),
+            rows=lossy_rows(requests, metadata.num_draft_tokens, self._settings),
+            drafts=self._drafts,
         )
         Verifier.active = self
         try:
@@ -165,62 +199,44 @@ class Verifier:
         greedy = _greedy_requests(step.requests, sampling)
         reasons: dict[int, int] = {}  # of the rows that a rule accepted
         refused: list[int] = []  # exact rows that an eager rule refused
-        if step.rows:
-            if len(greedy) < len(step.requests):
-                Verifier.uniforms = _generate_uniform_probs(
+        placeholders = draft_token_ids < 0
+        try:
+            if len(greedy) < len(step.requests) and (step.rows or bool(placeholders.any())):
+                numbers = _generate_uniform_probs(
                     draft_token_ids.shape[0], num_draft_tokens, sampling.generators, target_logits.device
                 )
-            exact = _exact(draft_token_ids, target_logits, draft_probs, greedy, step.rows, Verifier.uniforms)
-            reasons, refused = self._ask(step, draft_token_ids, target_logits, exact, greedy)
-
-        forced = torch.tensor(sorted(reasons), dtype=torch.int64, device=target_logits.device)
-        kept = target_logits[forced]  # a copy
-        if reasons:
-            target_logits[forced] = -torch.inf
-            target_logits[forced, draft_token_ids[forced].long()] = 0.0
-        proposed = draft_token_ids
-        if refused:
-            proposed = draft_token_ids.clone()
-            proposed[refused] = PLACEHOLDER
-        try:
-            tokens = _rejection_sample(
-                proposed,
-                num_draft_tokens,
-                max_spec_len,
-                cu_num_draft_tokens,
-                draft_probs,
-                target_logits,
-                bonus_token_ids,
-                sampling,
-                **more,
-            )
+                # the CPU kernel would read a probability before the row's first for a placeholder
+                Verifier.uniforms = numbers.masked_fill(placeholders, torch.inf)
+            if step.rows:
+                exact = _exact(draft_token_ids, target_logits, draft_probs, greedy, step.rows, Verifier.uniforms)
+                step.draft_tokens, step.target_logits = draft_token_ids, target_logits
+                reasons, refused = self._ask(step, exact, greedy)
+            proposed = draft_token_ids
+            if refused:
+                proposed = draft_token_ids.clone()
+                proposed[refused] = PLACEHOLDER
+            with _forced(target_logits, draft_token_ids, sorted(reasons)):
+                tokens = _rejection_sample(
+                    proposed,
+                    num_draft_tokens,
+                    max_spec_len,
+                    cu_num_draft_tokens,
+                    draft_probs,
+                    target_logits,
+                    bonus_token_ids,
+                    sampling,
+                    **more,
+                )
         finally:
             Verifier.uniforms = None
-            if reasons:
-                target_logits[forced] = kept
         self.report = self._reasons(step.requests, num_draft_tokens, tokens, reasons, greedy)
         return tokens
 
-    def _lossy_rows(self, requests: list[str], num_draft_tokens: list[int]) -> list[_Row]:
-        rows, index = [], 0
-        for request, count in zip(requests, num_draft_tokens, strict=True):
-            config = self._settings.of(request)
-            if config is not None and not get_rule(config.rule).lossless:
-                seed = self._settings.seed(request)
-                shared = replace(config, mask_seed=None)
-                rows += [_Row(index + place, request, place, shared, seed) for place in range(count)]
-            index += count
-        return rows
-
-    def _ask(
-        self, step: _Step, drafts: Tensor, target_logits: Tensor, exact: dict[int, bool], greedy: set[str]
-    ) -> tuple[dict[int, int], list[int]]:
+    def _ask(self, step: _Step, exact: dict[int, bool], greedy: set[str]) -> tuple[dict[int, int], list[int]]:
         """Walk all drafts to their first rejection.
 
         Args:
             step: the step.
-            drafts: [N] draft token ids.
-            target_logits: [N, V].
             exact: for each row of `step.rows`, whether lossless decoding accepts it.
             greedy: the requests that do not sample.
 
@@ -228,26 +244,26 @@ class Verifier:
             Reason codes of the rows that a rule accepted, and the exact rows that an eager rule refused (it
             refuses them for greedy requests only: when sampling, that would bend the distribution).
         """
-        tokens = drafts.tolist()
-        queues: dict[str, list[_Row]] = {}
+        tokens = step.draft_tokens.tolist()
+        queues: dict[str, list[Row]] = {}
         ended: set[str] = set()
         for row in step.rows:
             always = row.config.evaluation == "eager" and row.request in greedy
             if row.request in ended or (exact[row.index] and not always):
                 continue
-            if self._can_judge(row, tokens[row.index], target_logits.shape[1]):
+            if self._can_judge(row, tokens[row.index], step.target_logits.shape[1]):
                 queues.setdefault(row.request, []).append(row)
             elif not exact[row.index]:
                 ended.add(row.request)
 
         # on a CPU a row behind the first rejection would be judged for nothing; a GPU would rather have one launch
-        take = 1 if target_logits.device.type == "cpu" else None
+        take = 1 if step.device.type == "cpu" else None
         reasons: dict[int, int] = {}
         refused: list[int] = []
         while queues:
             wave = [row for queue in queues.values() for row in queue[:take]]
-            accepted = self._judge(step, wave, drafts, target_logits)
-            going: dict[str, list[_Row]] = {}
+            accepted = ask(wave, step, self._head)
+            going: dict[str, list[Row]] = {}
             for request, queue in queues.items():
                 for row in queue[:take]:
                     if row.index not in accepted:
@@ -261,7 +277,7 @@ class Verifier:
             queues = going
         return reasons, refused
 
-    def _can_judge(self, row: _Row, token: int, vocab: int) -> bool:
+    def _can_judge(self, row: Row, token: int, vocab: int) -> bool:
         """Whether a row has a token that the target knows and, if its rule compares it, the draft's distribution."""
         if not 0 <= token < vocab:
             return False
@@ -275,49 +291,6 @@ class Verifier:
             row.config.rule,
         )
         return False
-
-    def _judge(self, step: _Step, wave: list[_Row], drafts: Tensor, target_logits: Tensor) -> dict[int, int]:
-        """Ask the rules about some rows: reason codes of those accepted."""
-        groups: dict[AcceptanceConfig, list[_Row]] = defaultdict(list)
-        for row in wave:
-            groups[row.config].append(row)
-        accepted: dict[int, int] = {}
-        for config, rows in groups.items():
-            verdict = judge(self._evidence(step, rows, drafts, target_logits), config, self._head)
-            answers = torch.stack([verdict.accept.long(), verdict.reason], dim=1).tolist()
-            accepted.update({row.index: reason for row, (yes, reason) in zip(rows, answers, strict=True) if yes})
-        return accepted
-
-    def _evidence(self, step: _Step, rows: list[_Row], drafts: Tensor, target_logits: Tensor) -> Evidence:
-        """What is known about n rows, which share their settings."""
-        device = target_logits.device
-        index = torch.tensor([row.index for row in rows], device=device)  # [n]
-        logit_index = step.logit_rows[index]
-        tokens = drafts[index].long()
-        clean = step.logits[logit_index]  # [n, V]
-        final = target_logits[index]  # [n, V]
-        processed = final.clone() if step.unscaled is not None else final
-        for i, row in enumerate(rows):
-            if row.index in step.unscaled_rows:
-                assert step.unscaled is not None
-                processed[i] = step.unscaled[step.unscaled_rows[row.index]]
-        raw = clean.float()
-        banned = processed.isneginf()
-        changed = bool(banned.any()) or not torch.equal(raw, processed)
-        compares = get_rule(rows[0].config.rule).needs_draft_distribution
-        return Evidence(
-            hidden=step.hidden[logit_index],
-            clean_logits=clean,
-            draft_tokens=tokens,
-            clean_tokens=processed.argmax(dim=1),
-            seeds=torch.tensor([row.seed for row in rows], dtype=torch.int64, device=device),
-            positions=step.positions[index],
-            draft_logits=self._drafts.rows([(row.request, row.place) for row in rows])
-            if compares and self._drafts is not None
-            else None,
-            bias=torch.where(banned, -torch.inf, processed - raw) if changed else None,
-            allowed=final.gather(1, tokens[:, None]).squeeze(1) > -torch.inf,
-        )
 
     def _reasons(
         self,
@@ -342,6 +315,21 @@ class Verifier:
                 )
             index += drafted
         return report
+
+
+@contextmanager
+def _forced(target_logits: Tensor, draft_tokens: Tensor, rows: list[int]) -> Iterator[None]:
+    """While active, some rows of the target's logits [N, V] leave no choice but their draft token [N]."""
+    index = torch.tensor(rows, dtype=torch.int64, device=target_logits.device)
+    kept = target_logits[index]  # a copy
+    if rows:
+        target_logits[index] = -torch.inf
+        target_logits[index, draft_tokens[index].long()] = 0.0
+    try:
+        yield
+    finally:
+        if rows:
+            target_logits[index] = kept
 
 
 def judged_rejection_sample(*args: Any, **kwargs: Any) -> Tensor:
@@ -370,7 +358,7 @@ def _exact(
     target_logits: Tensor,
     draft_probs: Tensor | None,
     greedy: set[str],
-    rows: list[_Row],
+    rows: list[Row],
     uniforms: Tensor | None,
 ) -> dict[int, bool]:
     """For each row, whether vLLM's kernels accept it.

@@ -1,0 +1,128 @@
+"""Draft rows of a batch that await a verdict, and how a verdict is asked for; the same for both model runners."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from dropmatch.acceptance import Evidence, get_rule, judge
+from dropmatch.config import AcceptanceConfig
+from dropmatch.engines.vllm.requests import RequestSettings
+from dropmatch.mc_head import Head
+
+
+@dataclass(frozen=True)
+class Row:
+    """A draft token of a request with a lossy rule.
+
+    Attributes:
+        index: where it stands among the batch's rows.
+        request: its request's id.
+        place: where it stands in its request's draft.
+        config: its request's settings, without a mask seed, so that equal ones are judged together.
+        seed: seed of its dropout masks.
+    """
+
+    index: int
+    request: str
+    place: int
+    config: AcceptanceConfig
+    seed: int
+
+
+class Material(Protocol):
+    """What a model runner knows about rows; n rows are given by their `index`, V is the target's vocabulary."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the logits are."""
+        ...
+
+    def tokens(self, index: Tensor) -> Tensor:
+        """Draft tokens: [n] int64."""
+        ...
+
+    def hidden(self, index: Tensor) -> Tensor:
+        """Input of the LM head: [n, d]."""
+        ...
+
+    def clean(self, index: Tensor) -> Tensor:
+        """Raw logits, after a grammar's mask: [n, V]."""
+        ...
+
+    def processed(self, rows: Sequence[Row], index: Tensor) -> Tensor:
+        """Logits after the processors and before temperature and top-k/p: [n, V]."""
+        ...
+
+    def final(self, index: Tensor) -> Tensor:
+        """Logits that tokens are chosen from: [n, V]."""
+        ...
+
+    def positions(self, index: Tensor) -> Tensor:
+        """Index in its sequence of each draft token: [n] int64."""
+        ...
+
+    def draft_logits(self, rows: Sequence[Row]) -> Tensor:
+        """The draft's logits: [n, V]."""
+        ...
+
+
+def lossy_rows(
+    requests: Sequence[str], counts: Sequence[int], settings: RequestSettings, bonus_rows: bool = False
+) -> list[Row]:
+    """The rows that a lossy rule has a say in.
+
+    Args:
+        requests: [B] ids.
+        counts: [B] draft tokens of each.
+        settings: the requests' settings.
+        bonus_rows: whether each request's rows are followed by one for its bonus token.
+    """
+    rows: list[Row] = []
+    index = 0
+    for request, count in zip(requests, counts, strict=True):
+        config = settings.of(request)
+        if config is not None and not get_rule(config.rule).lossless:
+            seed, shared = settings.seed(request), replace(config, mask_seed=None)
+            rows += [Row(index + place, request, place, shared, seed) for place in range(count)]
+        index += count + bonus_rows
+    return rows
+
+
+def ask(rows: Sequence[Row], material: Material, head: Head) -> dict[int, int]:
+    """Ask the rules about some rows: reason codes of those that they accept, by index."""
+    groups: dict[AcceptanceConfig, list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row.config].append(row)
+    accepted: dict[int, int] = {}
+    for config, members in groups.items():
+        verdict = judge(_evidence(members, material), config, head)
+        answers = torch.stack([verdict.accept.long(), verdict.reason], dim=1).tolist()
+        accepted.update({row.index: reason for row, (yes, reason) in zip(members, answers, strict=True) if yes})
+    return accepted
+
+
+def _evidence(rows: list[Row], material: Material) -> Evidence:
+    """What is known about n rows, which share their settings."""
+    index = torch.tensor([row.index for row in rows], device=material.device)
+    clean, final = material.clean(index), material.final(index)  # [n, V]
+    tokens = material.tokens(index)
+    raw, processed = clean.float(), material.processed(rows, index).float()
+    banned = processed.isneginf()
+    changed = bool(banned.any()) or not torch.equal(raw, processed)
+    return Evidence(
+        hidden=material.hidden(index),
+        clean_logits=clean,
+        draft_tokens=tokens,
+        clean_tokens=processed.argmax(dim=1),
+        seeds=torch.tensor([row.seed for row in rows], dtype=torch.int64, device=clean.device),
+        positions=material.positions(index),
+        draft_logits=material.draft_logits(rows) if get_rule(rows[0].config.rule).needs_draft_distribution else None,
+        bias=torch.where(banned, -torch.inf, processed - raw) if changed else None,
+        allowed=final.gather(1, tokens[:, None]).squeeze(1) > -torch.inf,
+    )
