@@ -101,7 +101,8 @@ def serve(
         **({} if mask_seed is None else {"mask_seed": mask_seed}),
     }
     on_cpu = require_vllm()
-    arguments = command.server_command(target, draft, draft_length, acceptance, list(ctx.args), on_cpu)
+    v2_runner = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
+    arguments = command.server_command(target, draft, draft_length, acceptance, list(ctx.args), on_cpu, v2_runner)
     more = wanted(os.environ, on_cpu, command.ranks(ctx.args))
     if print_command:
         typer.echo(_as_shell(more, arguments))

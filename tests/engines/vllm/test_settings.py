@@ -156,9 +156,9 @@ def test_js_is_refused_where_the_draft_has_no_distribution_and_naive_is_not_case
 
 
 def test_on_the_v2_runner_js_needs_drafts_that_keep_their_logits() -> None:
-    with pytest.raises(SettingError, match="draft_sample_method.*VLLM_USE_V2_MODEL_RUNNER=0"):
+    with pytest.raises(SettingError, match=r"draft_sample_method.*VLLM_USE_V2_MODEL_RUNNER=0"):
         request_config({"dropmatch": "js"}, None, vllm_config(use_v2_model_runner=True))
     kept = vllm_config(use_v2_model_runner=True, draft_sample_method="probabilistic")
     assert request_config({"dropmatch": "js"}, None, kept) == AcceptanceConfig("js")
-    with pytest.raises(SettingError, match="eager.*VLLM_USE_V2_MODEL_RUNNER=0"):
+    with pytest.raises(SettingError, match=r"eager.*VLLM_USE_V2_MODEL_RUNNER=0"):
         request_config({"dropmatch": "js", "dropmatch_evaluation": "eager"}, None, kept)

@@ -23,6 +23,7 @@ def server_command(
     acceptance: Mapping[str, Any],
     extra: Sequence[str],
     on_cpu: bool,
+    v2_runner: bool = False,
 ) -> list[str]:
     """The command that starts vLLM's server.
 
@@ -33,6 +34,7 @@ def server_command(
         acceptance: settings of the acceptance rule, `rule` among them.
         extra: options of vLLM's, passed on.
         on_cpu: whether vLLM is the one for CPUs.
+        v2_runner: whether the user asked for vLLM's V2 model runner.
 
     Raises:
         SettingError: options that contradict each other, or are out of range.
@@ -47,6 +49,8 @@ def server_command(
     speculative = _speculative(target, draft, draft_length, given)
     if rule != OFF and speculative is not None:
         get_rule(rule).check_drafter(speculative["method"] == "draft_model", f"--draft {PROMPT_LOOKUP}")
+    if speculative is not None and v2_runner and speculative["method"] == "draft_model":
+        speculative["draft_sample_method"] = "probabilistic"  # else it keeps no draft logits
     additional = _additional(rule, settings, given)
 
     arguments = [*_program(on_cpu), local(target)]

@@ -48,7 +48,7 @@ def wanted(environment: Mapping[str, str], on_cpu: bool, ranks: int = 1) -> dict
         on_cpu: whether this is the vLLM for CPUs.
         ranks: tensor-parallel size on this machine.
     """
-    found = {"VLLM_USE_V2_MODEL_RUNNER": "0"}  # the plugin is for the V1 runner
+    found = {"VLLM_USE_V2_MODEL_RUNNER": "0"}  # the runner that the plugin is best tried with
     plugins = environment.get("VLLM_PLUGINS")
     if plugins is not None and PLUGIN not in plugins.split(","):
         found["VLLM_PLUGINS"] = ",".join(filter(None, [plugins, PLUGIN]))
