@@ -30,7 +30,7 @@ def test_only_what_is_delivered_counts_as_accepted_or_proposed(
 
 
 def test_lossy_tokens_are_told_apart_from_exact_and_sampled_ones() -> None:
-    total = RequestReasons("js")
+    total = RequestReasons()
     total.add(REASONS)
     total.add(Reasons("js", 4, ["sampled", "majority"]))
     assert total.to_dict() == {

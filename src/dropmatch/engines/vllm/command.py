@@ -15,6 +15,8 @@ from dropmatch.models import default_draft, fetch
 from dropmatch.models.names import PROMPT_LOOKUP
 from dropmatch.models.store import Kind, classify
 
+_OWN_DRAFTING = ("--speculative-config", "-sc")
+
 
 def server_command(
     target: str,
@@ -76,12 +78,15 @@ def local(name: str) -> str:
 
 
 def ranks(extra: Sequence[str]) -> int:
-    """The tensor-parallel size among vLLM's options; 1 without one."""
+    """How many workers vLLM's options put on this machine: tensor- times pipeline-parallel size over machines."""
     given = _given(extra)
-    for name in ("--tensor-parallel-size", "-tp"):
-        if given.get(name, "").isdigit():
-            return int(given[name])
-    return 1
+
+    def size(*names: str) -> int:
+        found = next((given[name] for name in names if given.get(name, "").isdigit()), "1")
+        return max(1, int(found))
+
+    workers = size("--tensor-parallel-size", "-tp") * size("--pipeline-parallel-size", "-pp")
+    return max(1, workers // size("--nnodes", "-n"))
 
 
 def _program(on_cpu: bool) -> list[str]:
@@ -93,7 +98,7 @@ def _program(on_cpu: bool) -> list[str]:
 
 def _speculative(target: str, draft: str | None, draft_length: int, given: Mapping[str, str]) -> dict[str, Any] | None:
     """vLLM's speculative config, or None if the user gave one."""
-    if "--speculative-config" in given or any(name.startswith("--spec-") for name in given):
+    if any(name.split(".")[0] in _OWN_DRAFTING or name.startswith("--spec-") for name in given):
         if draft is not None:
             raise SettingError("--draft and vLLM's own options for drafting exclude each other: give one")
         return None
@@ -115,6 +120,10 @@ def _speculative(target: str, draft: str | None, draft_length: int, given: Mappi
 
 def _additional(rule: str, settings: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
     """vLLM's additional config with the rule in it."""
+    if any(name.startswith("--additional-config.") for name in given):
+        raise SettingError(
+            "--additional-config.NAME replaces the JSON that holds the rule: give it as --additional-config '{...}'"
+        )
     text = given.get("--additional-config", "{}")
     try:
         additional = json.loads(text)

@@ -46,7 +46,7 @@ def wanted(environment: Mapping[str, str], on_cpu: bool, ranks: int = 1) -> dict
     Args:
         environment: what is set.
         on_cpu: whether this is the vLLM for CPUs.
-        ranks: tensor-parallel size on this machine.
+        ranks: workers on this machine.
     """
     found = {"VLLM_USE_V2_MODEL_RUNNER": "0"}  # the runner that the plugin is best tried with
     plugins = environment.get("VLLM_PLUGINS")
@@ -70,14 +70,14 @@ def _preload(already: str) -> str:
 
 
 def _binding(ranks: int) -> str:
-    """All cores that this process may use, shared among the ranks: "0,1", or "0|1" for two.
+    """All cores that this process may use, shared among the ranks: "0,1", or "0|1" for two; "" is vLLM's choice.
 
     vLLM's own choice leaves one core idle.
     """
     cores = sorted(os.sched_getaffinity(0))
-    share = max(1, len(cores) // ranks)
+    share = len(cores) // ranks
     groups = [cores[rank * share : (rank + 1) * share] for rank in range(ranks)]
-    return "|".join(",".join(map(str, group)) for group in groups if group)
+    return "|".join(",".join(map(str, group)) for group in groups) if share else ""
 
 
 def _installed(distribution: str) -> bool:

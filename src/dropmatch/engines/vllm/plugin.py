@@ -19,6 +19,7 @@ def register() -> None:
         UnsupportedVLLM: this vLLM is not as expected.
     """
     from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.input_processor import InputProcessor
     from vllm.v1.engine.output_processor import OutputProcessor
     from vllm.v1.worker.worker_base import WorkerBase
@@ -29,6 +30,7 @@ def register() -> None:
     hooks.check_front_end()
     InputProcessor.__init__ = _checks_default(InputProcessor.__init__)
     InputProcessor._validate_params = _checks_request(InputProcessor._validate_params)
+    AsyncLLM.generate = _checks_before_streaming(AsyncLLM.generate)
     Scheduler.update_from_output = reporting.pass_on(Scheduler.update_from_output)
     OutputProcessor.process_outputs = reporting.take_off_and_count(OutputProcessor.process_outputs)
     WorkerBase.__init__ = _installs(WorkerBase.__init__)
@@ -48,20 +50,36 @@ def _checks_default(init: Any) -> Any:
 
 def _checks_request(validate: Any) -> Any:
     """Front end: refuse a request whose keys cannot be honoured, as vLLM refuses its own (a 400 over HTTP)."""
-    from vllm.exceptions import VLLMValidationError
 
     @wraps(validate)
     def wrapper(self: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
         result = validate(self, params, *args, **kwargs)
-        extra_args = getattr(params, "extra_args", None)
-        if extra_args:
-            try:
-                request_config(extra_args, self.dropmatch_default, self.vllm_config)
-            except SettingError as error:
-                raise VLLMValidationError(str(error), parameter="vllm_xargs") from None
+        _check(params, self)
         return result
 
     return wrapper
+
+
+def _checks_before_streaming(generate: Any) -> Any:
+    """Front end: the same before a stream has begun, when it is too late for a 400."""
+
+    @wraps(generate)
+    def wrapper(self: Any, prompt: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
+        _check(sampling_params, self.input_processor)
+        return generate(self, prompt, sampling_params, *args, **kwargs)
+
+    return wrapper
+
+
+def _check(params: Any, processor: Any) -> None:
+    from vllm.exceptions import VLLMValidationError
+
+    extra_args = getattr(params, "extra_args", None)
+    if extra_args:
+        try:
+            request_config(extra_args, processor.dropmatch_default, processor.vllm_config)
+        except SettingError as error:
+            raise VLLMValidationError(str(error), parameter="vllm_xargs") from None
 
 
 def _installs(init: Any) -> Any:

@@ -41,16 +41,17 @@ class Reasons:
 
 
 class RequestReasons:
-    """What a request's draft tokens came to, step by step."""
+    """What a request's draft tokens came to, step by step; the rule is None until a draft was verified."""
 
-    def __init__(self, rule: str) -> None:
-        self.rule = rule
+    def __init__(self) -> None:
+        self.rule: str | None = None
         self.rounds = 0
         self.drafted = 0
         self.accepted: Counter[str] = Counter()
 
     def add(self, reasons: Reasons) -> None:
         """Count one step."""
+        self.rule = reasons.rule
         self.rounds += 1
         self.drafted += reasons.drafted
         self.accepted.update(reasons.accepted)
@@ -112,7 +113,7 @@ def take_off_and_count(process_outputs: Callable[..., Any]) -> Callable[..., Any
                 if output.request_id in self.request_states:  # else it was aborted, and nobody gets the tokens
                     found.append((output, reasons))
             if output.spec_decode_metrics is not None:
-                total = totals.setdefault(output.request_id, RequestReasons("off"))
+                total = totals.setdefault(output.request_id, RequestReasons())
                 output.spec_decode_metrics = _with_reasons(output.spec_decode_metrics, total)
         try:
             return process_outputs(self, engine_core_outputs, *args, **kwargs)
@@ -121,8 +122,7 @@ def take_off_and_count(process_outputs: Callable[..., Any]) -> Callable[..., Any
                 if not output.new_token_ids:
                     continue
                 delivered = reasons.delivered(len(output.new_token_ids))
-                total = totals.setdefault(output.request_id, RequestReasons(reasons.rule))
-                total.rule = reasons.rule
+                total = totals.setdefault(output.request_id, RequestReasons())
                 total.add(delivered)
                 _count(delivered)
             for request in [name for name in totals if name not in self.request_states]:
