@@ -266,6 +266,25 @@ def test_case_27_a_step_with_zero_draft_rows() -> None:
     assert judged.report == {}
 
 
+def test_case_27_zero_draft_rows_with_top_k_only_do_not_end_the_engine() -> None:
+    batch = [make_ask("a", [], 0, options=JS, temperature=1.0, seed=4, top_k=5), make_ask("b", [], 1, options=NAIVE)]
+    outcome = run(batch)
+    assert outcome.tokens["a"][0] in batch[0].raw[0].topk(5).indices.tolist()
+    assert outcome.tokens["b"] == [int(batch[1].raw[0].argmax())]
+
+
+def test_a_placeholder_is_refused_even_where_the_element_before_its_row_has_all_mass() -> None:
+    """vLLM's CPU kernel reads that element for it."""
+    ask = make_ask("a", [0, -1, 0], 3, options={}, temperature=1.0, seed=1)
+    ask.raw[0] = -torch.inf
+    ask.raw[0, -1] = 0.0
+    ask.drafts[0] = ask.raw.shape[1] - 1
+    tokens = run([ask]).tokens["a"]
+    assert tokens[0] == ask.drafts[0]
+    assert len(tokens) == 2
+    assert min(tokens) >= 0
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_case_27_requests_without_drafts_among_others(temperature: float) -> None:
     for seed in range(6):

@@ -363,7 +363,7 @@ def run(
         state=sampler.state,
         states=sampler.states,
         left=(torch.get_rng_state(), {i: generator.get_state() for i, generator in generators.items()}),
-        target_logits=seen[0],
+        target_logits=seen[0] if seen else (torch.empty(0), torch.empty(0)),
         verifier=verifier,
     )
 

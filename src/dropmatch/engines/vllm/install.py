@@ -34,7 +34,9 @@ class JudgedSampler(RejectionSampler):
 
     def forward(self, metadata: Any, draft_probs: Any, logits: torch.Tensor, sampling_metadata: Any) -> Any:
         """As vLLM's: draft_probs [N, V] or None, logits [N + B, V]."""
-        if not any(metadata.num_draft_tokens):  # then top-k fails on an empty tensor on a CPU
+        top_k_only = sampling_metadata.top_k is not None and sampling_metadata.top_p is None
+        if top_k_only and logits.device.type == "cpu" and not any(metadata.num_draft_tokens):
+            # vLLM would take the largest k of no draft rows
             return self.sampler(logits=logits[metadata.bonus_logits_indices], sampling_metadata=sampling_metadata)
         with self.verifier.step(metadata, logits):
             return super().forward(metadata, draft_probs, logits, sampling_metadata)
