@@ -54,7 +54,8 @@ class Run:
         texts, token_ids, finish: by prompt.
         seconds: wall time.
         full_steps: seconds of each step in which the batch was full and nothing was prefilled.
-        accepted, rounds, reasons: over all prompts.
+        full_samplings: seconds that the rejection sampler took in each of them, verdicts included.
+        accepted, rounds, lossy: over all prompts.
     """
 
     texts: list[str] = field(default_factory=list)
@@ -62,6 +63,7 @@ class Run:
     finish: list[str] = field(default_factory=list)
     seconds: float = 0.0
     full_steps: list[float] = field(default_factory=list)
+    full_samplings: list[float] = field(default_factory=list)
     accepted: int = 0
     rounds: int = 0
     lossy: int = 0
@@ -93,23 +95,33 @@ def run(llm: Any, prompts: list[str], settings: dict[str, Any], max_tokens: int,
     chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
     engine = llm.llm_engine
     step, found = engine.step, Run()
+    core = engine.engine_core.engine_core
+    sampler = core.model_executor.driver_worker.worker.model_runner.rejection_sampler
+    forward, sampling_seconds = sampler.forward, [0.0]
+
+    def timed_forward(*args: Any, **kwargs: Any) -> Any:
+        start = time.perf_counter()
+        result = forward(*args, **kwargs)
+        sampling_seconds[0] = time.perf_counter() - start
+        return result
 
     def timed() -> Any:
-        running = engine.engine_core.engine_core.scheduler.running
+        running = core.scheduler.running
         decodes = len(running) == batch and all(request.num_output_tokens for request in running)
         start = time.perf_counter()
         outputs = step()
         if decodes and len(running) == batch:
             found.full_steps.append(time.perf_counter() - start)
+            found.full_samplings.append(sampling_seconds[0])
         return outputs
 
-    engine.step = timed
+    engine.step, sampler.forward = timed, timed_forward
     try:
         start = time.perf_counter()
         outputs = llm.chat(chats, params, use_tqdm=False)
         found.seconds = time.perf_counter() - start
     finally:
-        engine.step = step
+        engine.step, sampler.forward = step, forward
     for output in outputs:
         completion = output.outputs[0]
         found.texts.append(completion.text)
