@@ -244,7 +244,9 @@ def _shortlist_cluster(
         draft_logits=draft_support,
         draft_tail=draft_tail,
         token_ids=token_ids,
-        possible=(~clean.isneginf()).sum(dim=1),
+        possible=torch.full_like(repeated[:, 0], vocab, dtype=torch.int64)
+        if evidence.bias is None
+        else (~clean.isneginf()).sum(dim=1),
     )
 
 

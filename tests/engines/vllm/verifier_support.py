@@ -322,6 +322,7 @@ def run(
             if proposed:
                 runner.propose(proposed)
             verifier.hidden = torch.cat([ask.hidden for ask in asks]) if hidden else None
+            verifier.grammar = bool(logits.isneginf().any())
             rejection: RejectionSampler = JudgedSampler(verifier, sampler, None, CPU)
         else:
             rejection = RejectionSampler(sampler, None, CPU)

@@ -38,7 +38,7 @@ class JudgedSampler(RejectionSampler):
         if top_k_only and logits.device.type == "cpu" and not any(metadata.num_draft_tokens):
             # vLLM would take the largest k of no draft rows
             return self.sampler(logits=logits[metadata.bonus_logits_indices], sampling_metadata=sampling_metadata)
-        with self.verifier.step(metadata, logits):
+        with self.verifier.step(metadata, logits, sampling_metadata):
             return super().forward(metadata, draft_probs, logits, sampling_metadata)
 
     def apply_logits_processors(self, logits: torch.Tensor, sampling_metadata: Any, metadata: Any) -> torch.Tensor:
@@ -93,12 +93,13 @@ def _watch_sampling(runner: Any, verifier: Verifier) -> None:
     """Show the verifier the hidden states of each step, and have its output carry the reasons."""
     sample_tokens = runner.sample_tokens
 
-    def watched(*args: Any, **kwargs: Any) -> Any:
+    def watched(grammar_output: Any, *args: Any, **kwargs: Any) -> Any:
         state = runner.execute_model_state
+        verifier.grammar = grammar_output is not None
         verifier.hidden = None if state is None else state.sample_hidden_states
         verifier.report = {}
         try:
-            output = sample_tokens(*args, **kwargs)
+            output = sample_tokens(grammar_output, *args, **kwargs)
         finally:
             verifier.hidden = None
         put_on_output(output, verifier.report)

@@ -55,12 +55,12 @@ class Material(Protocol):
         """Raw logits, after a grammar's mask: [n, V]."""
         ...
 
-    def processed(self, rows: Sequence[Row], index: Tensor) -> Tensor:
-        """Logits after the processors and before temperature and top-k/p: [n, V]."""
+    def processed(self, rows: Sequence[Row], index: Tensor) -> Tensor | None:
+        """Logits after the processors and before temperature and top-k/p: [n, V]; None where they are the raw ones."""
         ...
 
-    def final(self, index: Tensor) -> Tensor:
-        """Logits that tokens are chosen from: [n, V]."""
+    def final(self, index: Tensor, tokens: Tensor) -> Tensor:
+        """What tokens [n] have in the logits that tokens are chosen from: [n]."""
         ...
 
     def positions(self, index: Tensor) -> Tensor:
@@ -94,6 +94,14 @@ def lossy_rows(
     return rows
 
 
+def with_unscaled(logits: Tensor, rows: Sequence[Row], unscaled: Tensor | None, places: dict[int, int]) -> Tensor:
+    """Logits [n, V] of rows, where those that temperature has overwritten are put back from `unscaled` [m, V]."""
+    for i, row in enumerate(rows):
+        if row.index in places and unscaled is not None:
+            logits[i] = unscaled[places[row.index]]
+    return logits
+
+
 def ask(rows: Sequence[Row], material: Material, head: Head) -> dict[int, int]:
     """Ask the rules about some rows: reason codes of those that they accept, by index."""
     groups: dict[AcceptanceConfig, list[Row]] = defaultdict(list)
@@ -110,19 +118,19 @@ def ask(rows: Sequence[Row], material: Material, head: Head) -> dict[int, int]:
 def _evidence(rows: list[Row], material: Material) -> Evidence:
     """What is known about n rows, which share their settings."""
     index = torch.tensor([row.index for row in rows], device=material.device)
-    clean, final = material.clean(index), material.final(index)  # [n, V]
-    tokens = material.tokens(index)
-    raw, processed = clean.float(), material.processed(rows, index).float()
-    banned = processed.isneginf()
-    changed = bool(banned.any()) or not torch.equal(raw, processed)
+    clean, tokens = material.clean(index), material.tokens(index)  # [n, V], [n]
+    processed, bias = material.processed(rows, index), None
+    if processed is not None:
+        processed = processed.float()
+        bias = torch.where(processed.isneginf(), -torch.inf, processed - clean.float())
     return Evidence(
         hidden=material.hidden(index),
         clean_logits=clean,
         draft_tokens=tokens,
-        clean_tokens=processed.argmax(dim=1),
+        clean_tokens=torch.full_like(tokens, -1),  # lossy rules look at the draft's tokens only
         seeds=torch.tensor([row.seed for row in rows], dtype=torch.int64, device=clean.device),
         positions=material.positions(index),
         draft_logits=material.draft_logits(rows) if get_rule(rows[0].config.rule).needs_draft_distribution else None,
-        bias=torch.where(banned, -torch.inf, processed - raw) if changed else None,
-        allowed=final.gather(1, tokens[:, None]).squeeze(1) > -torch.inf,
+        bias=bias,
+        allowed=material.final(index, tokens) > -torch.inf,
     )

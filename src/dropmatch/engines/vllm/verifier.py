@@ -27,7 +27,7 @@ from dropmatch.acceptance import EXACT, SAMPLED, get_rule, reason_name
 from dropmatch.engines.vllm.drafts import DraftLogits
 from dropmatch.engines.vllm.reporting import Reasons
 from dropmatch.engines.vllm.requests import RequestSettings
-from dropmatch.engines.vllm.rows import Row, ask, lossy_rows
+from dropmatch.engines.vllm.rows import Row, ask, lossy_rows, with_unscaled
 from dropmatch.mc_head import Head
 
 logger = init_logger(f"vllm.plugins.{__name__}")  # vLLM shows only loggers below its own
@@ -48,6 +48,7 @@ class _Step:
         logit_rows: [N] int64 rows of `all_hidden` and `all_logits` that verify the draft tokens.
         rows: those of requests with a lossy rule.
         drafts: the draft's logits.
+        constrained: whether a grammar or a processor may have changed the raw logits.
         draft_tokens: [N].
         target_logits: [N, V] as the kernels get them.
         unscaled: [n, V] logits after the processors and before temperature, of the rows in `unscaled_rows`,
@@ -61,6 +62,7 @@ class _Step:
     logit_rows: Tensor
     rows: list[Row]
     drafts: DraftLogits | None
+    constrained: bool = True
     draft_tokens: Tensor = field(default_factory=lambda: torch.empty(0))
     target_logits: Tensor = field(default_factory=lambda: torch.empty(0))
     unscaled: Tensor | None = None
@@ -83,18 +85,15 @@ class _Step:
         """[n] -> [n, V]."""
         return self.all_logits[self.logit_rows[index]]
 
-    def processed(self, rows: Sequence[Row], index: Tensor) -> Tensor:
-        """[n] -> [n, V]."""
-        logits = self.target_logits[index]
-        for i, row in enumerate(rows):
-            if row.index in self.unscaled_rows:
-                assert self.unscaled is not None
-                logits[i] = self.unscaled[self.unscaled_rows[row.index]]
-        return logits
+    def processed(self, rows: Sequence[Row], index: Tensor) -> Tensor | None:
+        """[n] -> [n, V], or None."""
+        if not self.constrained:
+            return None
+        return with_unscaled(self.target_logits[index], rows, self.unscaled, self.unscaled_rows)
 
-    def final(self, index: Tensor) -> Tensor:
-        """[n] -> [n, V]."""
-        return self.target_logits[index]
+    def final(self, index: Tensor, tokens: Tensor) -> Tensor:
+        """[n], [n] -> [n]."""
+        return self.target_logits[index, tokens]
 
     def positions(self, index: Tensor) -> Tensor:
         """[n] -> [n]."""
@@ -126,15 +125,17 @@ class Verifier:
         self._drafts = drafts
         self._step: _Step | None = None
         self.hidden: Tensor | None = None  # [N + B, d] of the step that is being sampled
+        self.grammar = True  # whether a grammar may have masked its logits
         self.report: dict[str, Reasons] = {}
 
     @contextmanager
-    def step(self, metadata: Any, logits: Tensor) -> Iterator[None]:
+    def step(self, metadata: Any, logits: Tensor, sampling: Any) -> Iterator[None]:
         """Around one call of the rejection sampler; a warm-up passes untouched.
 
         Args:
             metadata: vLLM's `SpecDecodeMetadata`.
             logits: [N + B, V].
+            sampling: vLLM's `SamplingMetadata`.
         """
         requests = list(self._runner.input_batch.req_ids)
         if self.hidden is None or not any(metadata.num_draft_tokens):
@@ -150,6 +151,7 @@ class Verifier:
             logit_rows=logit_rows,
             rows=lossy_rows(requests, metadata.num_draft_tokens, self._settings),
             drafts=self._drafts,
+            constrained=self.grammar or _has_processors(sampling),
         )
         Verifier.active = self
         try:
@@ -161,7 +163,7 @@ class Verifier:
 
     def note_processed(self, processed: Tensor, sampling: Any) -> None:
         """Keep what temperature is about to overwrite: [N, V] logits after the processors."""
-        if self._step is None or sampling.all_greedy:
+        if self._step is None or sampling.all_greedy or not self._step.constrained:
             return
         greedy = _greedy_requests(self._step.requests, sampling)
         index = [row.index for row in self._step.rows if row.request not in greedy]
@@ -344,6 +346,21 @@ def known_uniform_probs(*args: Any, **kwargs: Any) -> Tensor:
     if Verifier.uniforms is not None:
         return Verifier.uniforms
     return _generate_uniform_probs(*args, **kwargs)
+
+
+def _has_processors(sampling: Any) -> bool:
+    """Whether vLLM changes logits before temperature and top-k/p; true where that cannot be told."""
+    processors = sampling.logitsprocs.non_argmax_invariant
+    return not (
+        sampling.no_penalties
+        and not sampling.bad_words_token_ids
+        and sampling.allowed_token_ids_mask is None
+        and all(getattr(processor, "min_toks", None) == {} for processor in processors)
+        and (
+            sampling.thinking_budget_state_holder is None
+            or not sampling.thinking_budget_state_holder.has_tracked_requests()
+        )
+    )
 
 
 def _greedy_requests(requests: list[str], sampling: Any) -> set[str]:

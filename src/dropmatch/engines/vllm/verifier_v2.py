@@ -24,7 +24,7 @@ from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 from dropmatch.acceptance import EXACT, SAMPLED, get_rule, reason_name
 from dropmatch.engines.vllm.reporting import Reasons
 from dropmatch.engines.vllm.requests import RequestSettings
-from dropmatch.engines.vllm.rows import Row, ask, lossy_rows
+from dropmatch.engines.vllm.rows import Row, ask, lossy_rows, with_unscaled
 from dropmatch.mc_head import Head
 
 _rejection_sample = vllm_sampler.rejection_sample
@@ -76,18 +76,13 @@ class _Chunk:
         """[n] -> [n, V]."""
         return self.all_logits[index]
 
-    def processed(self, rows: Sequence[Row], index: Tensor) -> Tensor:
+    def processed(self, rows: Sequence[Row], index: Tensor) -> Tensor | None:
         """[n] -> [n, V]."""
-        logits = self.target_logits[index]
-        for i, row in enumerate(rows):
-            if row.index in self.unscaled_rows:
-                assert self.unscaled is not None
-                logits[i] = self.unscaled[self.unscaled_rows[row.index]]
-        return logits
+        return with_unscaled(self.target_logits[index], rows, self.unscaled, self.unscaled_rows)
 
-    def final(self, index: Tensor) -> Tensor:
-        """[n] -> [n, V]."""
-        return self.target_logits[index]
+    def final(self, index: Tensor, tokens: Tensor) -> Tensor:
+        """[n], [n] -> [n]."""
+        return self.target_logits[index, tokens]
 
     def positions(self, index: Tensor) -> Tensor:
         """[n] -> [n]."""
