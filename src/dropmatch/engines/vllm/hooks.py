@@ -83,7 +83,8 @@ def check_worker() -> None:
         if name not in sampler.forward.__code__.co_names:
             raise UnsupportedVLLM(f"RejectionSampler.forward no longer calls {name}")
     for name in ("generate_uniform_probs", "sample_recovered_tokens"):
-        if name not in rejection_sampler.rejection_sample.__code__.co_names:
+        # a second engine in one process finds the plugin's own function around vLLM's
+        if name not in inspect.unwrap(rejection_sampler.rejection_sample).__code__.co_names:
             raise UnsupportedVLLM(f"rejection_sample no longer calls {name}")
 
     _has(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -92,6 +93,7 @@ def install(runner: Any) -> Verifier:
 def _watch_sampling(runner: Any, verifier: Verifier) -> None:
     """Show the verifier the hidden states of each step, and have its output carry the reasons."""
     sample_tokens = runner.sample_tokens
+    set_aside = runner.device.type == "cpu" and not cpu_fixes.can_turn_back()
 
     def watched(grammar_output: Any, *args: Any, **kwargs: Any) -> Any:
         state = runner.execute_model_state
@@ -99,7 +101,8 @@ def _watch_sampling(runner: Any, verifier: Verifier) -> None:
         verifier.hidden = None if state is None else state.sample_hidden_states
         verifier.report = {}
         try:
-            output = sample_tokens(grammar_output, *args, **kwargs)
+            with cpu_fixes.unused_generators_aside(runner) if set_aside else nullcontext():
+                output = sample_tokens(grammar_output, *args, **kwargs)
         finally:
             verifier.hidden = None
         put_on_output(output, verifier.report)

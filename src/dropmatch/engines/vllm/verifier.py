@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any
 
 import torch
@@ -334,6 +335,7 @@ def _forced(target_logits: Tensor, draft_tokens: Tensor, rows: list[int]) -> Ite
             target_logits[index] = kept
 
 
+@wraps(_rejection_sample)
 def judged_rejection_sample(*args: Any, **kwargs: Any) -> Tensor:
     """Stands in for vLLM's `rejection_sample`: [B, L + 1]."""
     if Verifier.active is None:
@@ -341,6 +343,7 @@ def judged_rejection_sample(*args: Any, **kwargs: Any) -> Tensor:
     return Verifier.active.verify(*args, **kwargs)
 
 
+@wraps(_generate_uniform_probs)
 def known_uniform_probs(*args: Any, **kwargs: Any) -> Tensor:
     """Stands in for vLLM's `generate_uniform_probs`: the numbers already drawn for this step, if any. [N]."""
     if Verifier.uniforms is not None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any
 
 import torch
@@ -271,6 +272,7 @@ class JudgedSamplerV2(RejectionSampler):
             )
 
 
+@wraps(_rejection_sample)
 def judged_rejection_sample(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
     """Stands in for vLLM's `rejection_sample`: [B, L + 1], [B]."""
     if VerifierV2.active is None:
