@@ -13,8 +13,6 @@ import typer
 from dropmatch.cli import options as o
 from dropmatch.cli.console import error_console, say
 from dropmatch.config import AcceptanceConfig, DraftConfig
-from dropmatch.engines.vllm import command
-from dropmatch.engines.vllm.environment import require_vllm, wanted
 
 Target = Annotated[
     str,
@@ -93,6 +91,8 @@ def serve(
 
     Example: dropmatch serve demo:qwen2.5-coder --rule js --max-model-len 4096 --port 8000
     """
+    from dropmatch.engines.vllm import command, environment  # imports torch, which --help need not wait for
+
     acceptance = {
         "rule": rule,
         "heads": heads,
@@ -100,10 +100,10 @@ def serve(
         "token_floor": token_floor,
         **({} if mask_seed is None else {"mask_seed": mask_seed}),
     }
-    on_cpu = require_vllm()
+    on_cpu = environment.require_vllm()
     v2_runner = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
     arguments = command.server_command(target, draft, draft_length, acceptance, list(ctx.args), on_cpu, v2_runner)
-    more = wanted(os.environ, on_cpu, command.ranks(ctx.args))
+    more = environment.wanted(os.environ, on_cpu, command.ranks(ctx.args))
     if print_command:
         typer.echo(_as_shell(more, arguments))
         return

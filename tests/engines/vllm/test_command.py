@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from dropmatch.cli import serve as serve_module
 from dropmatch.cli.app import app
 from dropmatch.engines.vllm import command, environment
 from dropmatch.errors import SettingError
@@ -341,7 +340,7 @@ def test_a_package_that_is_absent_breaks_nothing(installed: Installed) -> None:
 @pytest.fixture
 def printed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[dict[str, str], list[str]]]:
     """What `dropmatch serve ... --print-command` prints: variables and arguments."""
-    monkeypatch.setattr(serve_module, "require_vllm", lambda: True)
+    monkeypatch.setattr(environment, "require_vllm", lambda: True)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("the server was started"))
     for name in [name for name in os.environ if name.startswith("VLLM_")]:
