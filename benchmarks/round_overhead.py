@@ -23,7 +23,7 @@ from dropmatch.config import AcceptanceConfig
 from dropmatch.decoding import loop
 from dropmatch.decoding.verify import Outcome, verify
 from dropmatch.engines.hf.engine import Engine
-from dropmatch.mc_head import common_vocab
+from dropmatch.heads import common_vocab
 
 STRICT = AcceptanceConfig(rule="strict")
 
@@ -70,6 +70,8 @@ def overhead(pair: Engine, kind: str, texts: list[str], length: int, config: Acc
         "prompts": kind,
         "L": length,
         "rule": config.rule,
+        "verdict": config.verdict,
+        "heads_mode": config.heads_mode,
         "support": config.support,
         "K": config.heads,
         "p": config.dropout,
@@ -179,10 +181,15 @@ def main() -> None:
     pair.generate(chat("Hello"), max_tokens=16)
 
     cases = []
-    for rule, support in (("js", "shortlist"), ("naive", "shortlist"), ("js", "full")):
+    ways: list[dict[str, Any]] = [
+        *({"rule": rule, "support": "shortlist"} for rule in ("js", "naive")),
+        {"rule": "js", "support": "full"},
+        {"rule": "js", "heads_mode": "gaussian"},
+        *({"rule": rule, "verdict": "denoised"} for rule in ("js", "naive")),
+    ]
+    for way in ways:
         config = AcceptanceConfig(
-            rule=rule,
-            support=support,
+            **way,
             heads=options.heads,
             dropout=options.dropout,
             shortlist_size=options.shortlist_size,

@@ -14,6 +14,21 @@ from common import spread
 from dropmatch.engines.vllm.environment import require_vllm, wanted
 
 INSTRUCTION = "\nSolve it briefly, step by step, and end with a line 'Answer: <number>'."
+CELLS = "strict, RULE:P or RULE:P:MASK_SEED; for denoised verdicts RULE-denoised:P or RULE-denoised:P:STRICTNESS"
+
+
+def settings_of(cell: str, heads: int) -> dict[str, Any]:
+    """Flat keys of a request for a cell, as CELLS says."""
+    name, _, rest = cell.partition(":")
+    rule, dash, verdict = name.partition("-")
+    dropout, _, more = rest.partition(":")
+    keys: dict[str, Any] = {"dropmatch": rule}
+    if dropout:
+        keys |= {"dropmatch_heads": heads, "dropmatch_dropout": float(dropout)}
+        keys["dropmatch_verdict"] = verdict if dash else "sampled"
+    if more:
+        keys |= {"dropmatch_strictness": float(more)} if dash else {"dropmatch_mask_seed": int(more)}
+    return keys
 
 
 def start_over_with_environment() -> None:

@@ -18,19 +18,9 @@ from typing import Any
 
 from common import arguments, report
 from gsm8k_quality import answer_of, degenerate, paired
-from vllm_engine import INSTRUCTION, engine, ratio, read_prompts, run, start_over_with_environment
+from vllm_engine import CELLS, INSTRUCTION, engine, ratio, read_prompts, run, settings_of, start_over_with_environment
 
 SETS = {"gsm8k": ("gsm8k/dev",), "prose": ("mt_bench/all", "spec_bench/dev")}
-
-
-def settings_of(cell: str, heads: int) -> dict[str, Any]:
-    """Flat keys of a cell: "strict", or RULE:P or RULE:P:MASK_SEED."""
-    rule, _, rest = cell.partition(":")
-    dropout, _, seed = rest.partition(":")
-    keys: dict[str, Any] = {"dropmatch": rule}
-    if dropout:
-        keys |= {"dropmatch_heads": heads, "dropmatch_dropout": float(dropout)}
-    return keys | ({"dropmatch_mask_seed": int(seed)} if seed else {})
 
 
 def rows_of(data: Path, kind: str, count: int) -> list[dict[str, Any]]:
@@ -99,7 +89,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("-L", "--draft-length", type=int, default=5)
     parser.add_argument("-K", "--heads", type=int, default=5)
-    parser.add_argument("--cells", nargs="+", default=["js:0.3", "naive:0.3"], metavar="RULE:P[:MASK_SEED]")
+    parser.add_argument("--cells", nargs="+", default=["js:0.3", "naive:0.3"], metavar="CELL", help=CELLS)
     options = parser.parse_args()
     if options.data is None or options.json is None:
         sys.exit("give --data, a folder with the prompt sets, and --json FILE")

@@ -26,6 +26,16 @@ NAN, INF = math.nan, math.inf
 OPTIONS: list[tuple[Any, str, list[Any], list[Any], list[str]]] = [
     (AcceptanceConfig, "heads", [1, MAX_HEADS], [0, -1, MAX_HEADS + 1, 2.0, "5", True, None], ["1", str(MAX_HEADS)]),
     (AcceptanceConfig, "dropout", [0, 0.0, 0.3, 0.999], [1, 1.0, -0.1, 2, NAN, INF, "0.3", True, None], ["[0, 1)"]),
+    (AcceptanceConfig, "verdict", ["sampled", "denoised"], ["", "mean", None, 1], ["sampled", "denoised"]),
+    (AcceptanceConfig, "strictness", [0.5], [0, 0.0, 1.01, -1, NAN, "1", True, None], ["(0, 1]"]),
+    (
+        AcceptanceConfig,
+        "heads_mode",
+        ["auto", "dropout", "gaussian"],
+        ["", "normal", None],
+        ["auto", "dropout", "gaussian"],
+    ),
+    (AcceptanceConfig, "gaussian_tokens", [8, 64, 4096], [7, -1, 4097, 64.0, True], ["8", "4096"]),
     (AcceptanceConfig, "token_floor", [0, 0.5, 1, 1.0], [-0.01, 1.01, NAN, INF, "0", False, None], ["[0, 1]"]),
     (
         AcceptanceConfig,
@@ -62,6 +72,20 @@ OPTIONS: list[tuple[Any, str, list[Any], list[Any], list[str]]] = [
     (SamplingConfig, "min_tokens", [0, 256], [-1, 0.0, True, None], ["0"]),
     (SamplingConfig, "ignore_eos", [True, False], ["false", "no", "true", "", 2, 0.5, None], ["true", "false"]),
 ]
+
+
+def test_changed_settings_forget_what_the_new_verdict_has_no_use_for() -> None:
+    denoised = AcceptanceConfig(verdict="denoised", strictness=0.7, heads=3)
+    assert denoised.changed(strictness=0.9) == AcceptanceConfig(verdict="denoised", strictness=0.9, heads=3)
+    assert denoised.changed(verdict="sampled", rule="naive") == AcceptanceConfig("naive", heads=3)
+    sampled = AcceptanceConfig(mask_seed=4, heads=3)
+    assert sampled.changed(verdict="denoised", strictness=0.2) == AcceptanceConfig(
+        verdict="denoised", strictness=0.2, heads=3
+    )
+    assert sampled.changed(heads=2).mask_seed == 4
+    for options in ({"verdict": "sampled", "strictness": 0.7}, {"mask_seed": 3}, {"nope": 1}, {"heads": [1]}):
+        with pytest.raises(SettingError):
+            denoised.changed(**options)
 
 
 def test_every_option_is_tested_here() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 from dropmatch.errors import SettingError
 
 MAX_HEADS = 1024
+DEFAULT_STRICTNESS = 0.5
 MAX_DRAFT_LENGTH = 128
 MIN_TEMPERATURE = 1e-4
 
@@ -25,6 +26,11 @@ class _Config:
         Raises:
             SettingError: an unknown name, a nested value, or a value out of range.
         """
+        cls._check_names(options)
+        return cls(**options)
+
+    @classmethod
+    def _check_names(cls, options: Mapping[str, Any]) -> None:
         known = {field.name for field in fields(cls)}
         for name, value in options.items():
             if name not in known:
@@ -33,7 +39,6 @@ class _Config:
                 raise SettingError(
                     f"{name} must be a single value, got {type(value).__name__}: options are flat, not nested"
                 )
-        return cls(**options)
 
 
 @dataclass(frozen=True)
@@ -42,16 +47,23 @@ class AcceptanceConfig(_Config):
 
     Attributes:
         rule: name of an acceptance rule; see `dropmatch.acceptance.rule_names()`.
-        heads: K, how many dropped-out heads.
+        heads: K, how many heads the rule looks at.
         dropout: p, probability that a unit of the hidden state is dropped, in [0, 1).
+        verdict: "sampled": by one set of K random heads, as in the paper; "denoised": accept where the probability
+            of acceptance over sets of K heads is at least `strictness`: no randomness, no seed.
+        strictness: that probability, in (0, 1].
+        heads_mode: how heads are made. "dropout": by masks on the hidden state, as in the paper; "gaussian": drawn
+            for the likeliest tokens from the distribution that dropout gives their logits; "auto": gaussian for a
+            denoised verdict, dropout for a sampled one. Where rows of the LM head cannot be gathered, dropout.
+        gaussian_tokens: m, for how many of the target's likeliest tokens Gaussian heads are drawn.
         token_floor: a lossy acceptance also needs this probability in the heads' centroid; 0 is the paper.
-        support: tokens that the heads are evaluated on. "shortlist": the likeliest tokens and one bucket for
+        support: tokens that dropout heads are evaluated on. "shortlist": the likeliest tokens and one bucket for
             the rest; "full": the whole vocabulary (the reference); "auto": the shortlist where rows of the
             LM head can be gathered (a plain, unquantised linear layer), else full.
         shortlist_size: M, how many of the target's likeliest tokens the shortlist holds.
         evaluation: "lazy" asks the rule only where the draft differs from the clean token; "eager" about
             every row, as the paper's statistics do.
-        mask_seed: seed of the dropout masks; None takes the seed of the sequence.
+        mask_seed: seed of the heads of a sampled verdict; None takes the seed of the sequence.
 
     Raises:
         SettingError: a value out of range.
@@ -60,6 +72,10 @@ class AcceptanceConfig(_Config):
     rule: str = "js"
     heads: int = 5
     dropout: float = 0.3
+    verdict: str = "sampled"
+    strictness: float = DEFAULT_STRICTNESS
+    heads_mode: str = "auto"
+    gaussian_tokens: int = 32
     token_floor: float = 0.0
     support: str = "auto"
     shortlist_size: int = 2048
@@ -69,16 +85,46 @@ class AcceptanceConfig(_Config):
     def __post_init__(self) -> None:
         _integer("heads (K)", self.heads, 1, MAX_HEADS)
         _number("dropout (p)", self.dropout, 0.0, 1.0, "[0, 1)", include_high=False)
+        _choice("verdict", self.verdict, ("sampled", "denoised"))
+        _number("strictness", self.strictness, 0.0, 1.0, "(0, 1]", include_low=False)
+        _choice("heads_mode", self.heads_mode, ("auto", "dropout", "gaussian"))
+        _integer("gaussian_tokens (m)", self.gaussian_tokens, 8, 4096)
         _number("token_floor", self.token_floor, 0.0, 1.0, "[0, 1]")
         _choice("support", self.support, ("auto", "shortlist", "full"))
         _integer("shortlist_size (M)", self.shortlist_size, 16, 1 << 20)
         _choice("evaluation", self.evaluation, ("lazy", "eager"))
         if self.mask_seed is not None:
             _integer("mask_seed", self.mask_seed, -(2**63), 2**63 - 1)
+        if self.verdict == "sampled" and self.strictness != DEFAULT_STRICTNESS:
+            raise SettingError("strictness has a meaning for verdict='denoised' only: set that, or leave it out")
+        if self.verdict == "denoised" and self.mask_seed is not None:
+            raise SettingError("mask_seed has no meaning for verdict='denoised', which draws nothing: leave it out")
+        if self.wants_gaussian and self.support == "full":
+            raise SettingError(
+                "support='full' is for dropout heads, and these settings ask for Gaussian ones: set "
+                "heads_mode='dropout', or leave support out"
+            )
         # last, since the rules import torch; and here, since they need this module
         from dropmatch.acceptance.registry import get_rule
 
         get_rule(self.rule)
+
+    def changed(self, **options: Any) -> AcceptanceConfig:
+        """The settings with some changed; what has no meaning under a newly chosen verdict goes back to its default.
+
+        Raises:
+            SettingError: an unknown name, or a value out of range.
+        """
+        self._check_names(options)
+        forgotten = {"sampled": "strictness", "denoised": "mask_seed"}.get(options.get("verdict", ""))
+        if forgotten is not None:
+            options = {forgotten: getattr(AcceptanceConfig, forgotten), **options}
+        return replace(self, **options)
+
+    @property
+    def wants_gaussian(self) -> bool:
+        """Whether heads are to be drawn from the Gaussian, if the LM head allows it."""
+        return self.heads_mode == "gaussian" or (self.heads_mode == "auto" and self.verdict == "denoised")
 
 
 @dataclass(frozen=True)

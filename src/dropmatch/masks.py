@@ -8,12 +8,14 @@ operations, so that CPU and CUDA give the same bits.
     seed      64 bits, the sequence's own                      -> key
     position  index in the sequence of the token being judged  -> counter word 2
     head      0 .. K-1                                         -> counter word 1
-    unit      component of the hidden state, four a block      -> counter word 0 and lane
+    unit      what is drawn: a component of the hidden state,
+              a token of the support; four a block             -> counter word 0 and lane
     stream    what the numbers are for                         -> counter word 3
 """
 
 from __future__ import annotations
 
+import math
 from enum import IntEnum
 
 import torch
@@ -32,6 +34,7 @@ class Stream(IntEnum):
     ACCEPT = 1
     TARGET_TOKEN = 2
     DRAFT_TOKEN = 3
+    GAUSSIAN = 4
 
 
 def philox4x32(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
@@ -96,6 +99,28 @@ def dropout_masks(seeds: Tensor, positions: Tensor, heads: int, units: int, drop
         [N, K, d] bool, True where a unit is kept.
     """
     return random_words(Stream.DROPOUT, seeds, positions, heads, units) >= round(dropout * 2**32)
+
+
+def normals(stream: Stream, seeds: Tensor, positions: Tensor, heads: int, units: int) -> Tensor:
+    """Standard normal numbers keyed by (seed, position, head, unit), nested in K and in the units.
+
+    Box-Muller in fp64 on pairs of words, one pair for two units.
+
+    Args:
+        stream: what the numbers are for.
+        seeds: [N] int64.
+        positions: [N] int64.
+        heads: K.
+        units: S, how many numbers a head.
+
+    Returns:
+        [N, K, S] fp32.
+    """
+    words = random_words(stream, seeds, positions, heads, units + units % 2)
+    first, second = ((words.double() + 0.5) / 2**32).unflatten(2, (-1, 2)).unbind(dim=3)  # [N, K, ceil(S/2)]
+    radius, angle = (-2.0 * first.log()).sqrt(), 2.0 * math.pi * second
+    pairs = torch.stack([radius * angle.cos(), radius * angle.sin()], dim=3)
+    return pairs.flatten(2)[..., :units].float()
 
 
 def uniforms(stream: Stream, seeds: Tensor, positions: Tensor) -> Tensor:

@@ -43,6 +43,22 @@ def dropped(h: np.ndarray, seed: int, position: int, heads: int, p: float) -> np
     return np.stack([h * mask(seed, position, i, len(h), p) / (1.0 - p) for i in range(heads)])
 
 
+def normal(seed: int, position: int, head: int, unit: int) -> float:
+    """Box-Muller: two words make the normal numbers of two units."""
+    first, second = ((word(4, seed, position, head, unit // 2 * 2 + i) + 0.5) / WORD for i in (0, 1))
+    wave = math.sin if unit % 2 else math.cos
+    return math.sqrt(-2.0 * math.log(first)) * wave(2.0 * math.pi * second)
+
+
+def covariance(h: np.ndarray, rows: np.ndarray, p: float) -> np.ndarray:
+    """Covariance of the logits of dropped-out copies of h, unit by unit: [d], [S, d] -> [S, S]."""
+    total = np.zeros((len(rows), len(rows)))
+    for j in range(len(h)):
+        # variance of h_j m / (1 - p), m = 1 with probability 1 - p
+        total += h[j] ** 2 * p / (1.0 - p) * np.outer(rows[:, j], rows[:, j])
+    return total
+
+
 def softmax(logits: Sequence[float]) -> list[float]:
     top = max(logits)
     weights = [math.exp(x - top) if x > -math.inf else 0.0 for x in logits]

@@ -40,6 +40,14 @@ class LinearHead:
         self.calls.append(("gather", (*hidden.shape, token_ids.shape[1])))
         return self._finish(torch.einsum("nkd,nsd->nks", hidden, self.weight[token_ids]))
 
+    def rows(self, token_ids: Tensor) -> tuple[Tensor, None]:
+        assert self.can_gather, "rows were asked of a head that has none to give"
+        self.calls.append(("rows", tuple(token_ids.shape)))
+        return self.weight[token_ids], None
+
+    def finish(self, logits: Tensor) -> Tensor:
+        return self._finish(logits)
+
     def _finish(self, logits: Tensor) -> Tensor:
         return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from acceptance.support import INF, devices, make_evidence, make_head, map_evidence, needs_cuda, to_device
-from dropmatch import mc_head
 from dropmatch.acceptance import Evidence, Verdict, judge, reason_name
 from dropmatch.config import AcceptanceConfig
 from dropmatch.errors import SettingError
+from dropmatch.heads import build
 
 RULES = ["js", "naive", "strict"]
 SUPPORTS = ["full", "shortlist"]
@@ -69,10 +69,10 @@ def test_row_order_and_batch_composition_do_not_matter(rule: str, support: str, 
 def test_chunk_size_does_not_matter(rule: str, support: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_for(rule, support)
     expected = judge(EVIDENCE, config, HEAD)
-    one_row = 500 * config.heads * mc_head.BYTES_PER_LOGIT
+    one_row = 500 * config.heads * build.BYTES_PER_LOGIT
     sizes = set()
     for limit in (1, 3 * one_row, 17 * one_row, 1 << 40):
-        monkeypatch.setattr(mc_head, "CHUNK_BYTES", limit)
+        monkeypatch.setattr(build, "CHUNK_BYTES", limit)
         HEAD.calls.clear()
         assert_same(judge(EVIDENCE, config, HEAD), expected)
         assert sum(shape[0] for _, shape in HEAD.calls) == (200 if support == "full" else 40)
@@ -89,7 +89,7 @@ def test_optional_evidence_is_chunked_with_its_rows(support: str, field: str, mo
     allowed = torch.rand(40, generator=generator) < 0.5
     evidence = replace(EVIDENCE, **{field: bias if field == "bias" else allowed})
     expected = judge(evidence, config_for("js", support), HEAD)
-    monkeypatch.setattr(mc_head, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(build, "CHUNK_BYTES", 1)
     assert_same(judge(evidence, config_for("js", support), HEAD), expected)
     assert not torch.equal(expected.accept, judge(EVIDENCE, config_for("js", support), HEAD).accept)
 

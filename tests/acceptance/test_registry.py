@@ -22,7 +22,7 @@ from dropmatch.acceptance import (
 )
 from dropmatch.config import AcceptanceConfig
 from dropmatch.errors import DropMatchError, SettingError
-from dropmatch.mc_head import Cluster
+from dropmatch.heads import Cluster
 
 HEAD = make_head(60, 16)
 EVIDENCE = make_evidence(HEAD, 12)

@@ -222,6 +222,21 @@ def test_options_reach_every_method(run: Run, pair: Pair, monkeypatch: pytest.Mo
         assert (options["support"], options["mask_seed"], options["temperature"]) == ("full", 8, 0.0)
 
 
+def test_one_rule_by_both_verdicts(run: Run, pair: Pair, tmp_path: Path) -> None:
+    more = ("--prompt", "w10 w11", "--max-tokens", "30", "--verdict", "denoised", "--strictness", "0.9", "-p", "0.5")
+    data, _ = compared(run, tmp_path / "a.json", *pair.args(*more, "--rules", "strict,naive,naive:sampled,js:denoised"))
+    assert list(data["overall"]) == ["plain", "strict", "naive", "naive:sampled", "js:denoised"]
+    assert data["settings"]["strictness"] == 0.9
+
+
+@pytest.mark.parametrize("name", ["js:mean", "nope:sampled", "js:"])
+def test_a_verdict_or_rule_that_does_not_exist(run: Run, pair: Pair, name: str) -> None:
+    result = run("compare", *pair.args("--prompt", "w10", "--rules", name))
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert "denoised" in result.stderr or "unknown rule" in result.stderr
+
+
 def test_prompts_from_files(run: Run, pair: Pair, tmp_path: Path) -> None:
     lines, plain = tmp_path / "a.jsonl", tmp_path / "b.txt"
     lines.write_text('\n{"prompt": "w10", "id": 1}\n{"prompt": "w11\\nw12"}\n', encoding="utf-8")

@@ -40,14 +40,17 @@ def test_top_help_has_commands_and_examples() -> None:
 def test_help_teaches_the_settings(command: str) -> None:
     text = help_of(command)
     for option, words in {
-        "--heads -K": "K, how many dropped-out copies of the LM head judge (1 to 1024). [default: 5]",
+        "--heads -K": "K, how many heads the rule looks at (1 to 1024). [default: 5]",
         "--dropout -p": "p, the probability that a unit of the hidden state is dropped (0 to below 1).",
         "--draft-length -L": "L, the most tokens proposed per round (0 to 128); 0 is plain decoding. [default: 5]",
         "--token-floor": "0 is the paper. [default: 0.0]",
         "--max-tokens": "[default: 256]" if command == "generate" else "[default: 128]",
         "--target": "[default: demo:qwen2.5-coder]",
         "--draft": "prompt-lookup",
-        "--mask-seed": "Seed of the dropout masks.",
+        "--mask-seed": "Seed of the heads of a sampled verdict.",
+        "--verdict": "denoised: accept where the probability of acceptance over sets of K heads is at least",
+        "--strictness": "Larger is stricter. [default: 0.5]",
+        "--heads-mode": "gaussian: drawn for the likeliest tokens",
     }.items():
         assert option in text
         assert words in text

@@ -10,7 +10,12 @@ import torch
 
 from dropmatch.drafting import DraftModel, PromptLookup
 
-NO_DROPOUT = [{"rule": "naive", "dropout": 0.0}, {"rule": "js", "dropout": 0.0}]
+NO_DROPOUT = [
+    {"rule": "naive", "dropout": 0.0},
+    {"rule": "js", "dropout": 0.0},
+    {"rule": "js", "dropout": 0.0, "heads_mode": "gaussian"},
+    {"rule": "naive", "dropout": 0.0, "verdict": "denoised"},
+]
 
 
 @pytest.mark.parametrize("drafter", ["model", "lookup"])
@@ -79,7 +84,7 @@ def _block_sizes(result: Any) -> list[int]:
     return sizes
 
 
-@pytest.mark.parametrize("options", NO_DROPOUT, ids=["naive", "js"])
+@pytest.mark.parametrize("options", NO_DROPOUT, ids=["naive", "js", "gaussian js", "denoised naive"])
 @pytest.mark.parametrize("evaluation", ["lazy", "eager"])
 def test_without_dropout_any_rule_is_greedy(tiny: Any, family: str, options: Any, evaluation: str) -> None:
     """Invariant: p = 0 equals greedy decoding. js: the radius is 0, so only the argmax token passes."""
@@ -129,6 +134,24 @@ def test_lossy_output_is_greedy_given_its_lossy_tokens(tiny: Any, family: str) -
             assert not (token.lossy and token.reason in ("exact", "correction", "bonus"))
         lossy += result.statistics.lossy
         assert result.statistics.lossy == sum(token.lossy for token in result.tokens)
+    assert lossy > 0
+
+
+@pytest.mark.parametrize("rule", ["naive", "js"])
+def test_a_denoised_text_is_the_same_for_every_seed(tiny: Any, rule: str) -> None:
+    lossy = sampled = 0
+    for family in ("llama", "gemma2", "granite"):
+        engine = tiny.engine(family)
+        prompt = tiny.prompt(33)
+        texts = {verdict: set() for verdict in ("sampled", "denoised")}  # type: dict[str, set[tuple[int, ...]]]
+        for seed in range(4):
+            for verdict, found in texts.items():
+                result = engine.generate(prompt, max_tokens=40, rule=rule, dropout=0.1, verdict=verdict, seed=seed)
+                found.add(tuple(result.token_ids))
+                lossy += result.statistics.lossy * (verdict == "denoised")
+        assert len(texts["denoised"]) == 1
+        sampled += len(texts["sampled"])
+    assert sampled > 3
     assert lossy > 0
 
 

@@ -45,6 +45,9 @@ def assert_reproduces(model: Any, ids: Tensor, tolerance: float = 1e-4) -> None:
         made = head.gather(hidden[:, None].repeat(1, 3, 1), picked)
         expected = logits.gather(1, picked)[:, None].repeat(1, 3, 1)
         torch.testing.assert_close(made, expected, rtol=tolerance, atol=tolerance)
+        rows, bias = head.rows(picked)
+        linear = torch.einsum("nd,nsd->ns", hidden, rows) + (0.0 if bias is None else bias)
+        torch.testing.assert_close(head.finish(linear), logits.gather(1, picked), rtol=tolerance, atol=tolerance)
 
 
 def test_the_models_logits_are_reproduced(tiny: Any, family: str) -> None:

@@ -23,6 +23,11 @@ def reason_code(name: str) -> int:
     return _reasons.index(name)
 
 
+def reason_count() -> int:
+    """One more than the largest code."""
+    return len(_reasons)
+
+
 def reason_name(code: int) -> str:
     """The reason behind a code: "rejected", "exact", "sampled", "js", "majority", "naive", ..."""
     return _reasons[code]
@@ -60,6 +65,22 @@ class Evidence:
     def __len__(self) -> int:
         return self.draft_tokens.shape[0]
 
+    def repeated(self, times: int) -> Evidence:
+        """Each row `times` times in a row, [N * times], without what has the size of the vocabulary or of d.
+
+        For rules that are asked about many sets of heads: of the evidence they then see tokens, seeds and positions.
+        """
+        if times == 1:
+            return self
+        big = ("hidden", "clean_logits", "draft_logits", "bias")
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        small = {
+            name: None if value is None or name in big else value[:, None].expand(-1, times).flatten()
+            for name, value in values.items()
+        }
+        nothing = self.hidden.new_empty(len(self) * times, 0)
+        return Evidence(**(small | {"hidden": nothing, "clean_logits": nothing}))  # type: ignore[arg-type]
+
     def rows(self, index: Tensor | slice) -> Evidence:
         """The evidence of some rows: a slice, or an index tensor [n] (bool or int64)."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -78,6 +99,8 @@ class Verdict:
         votes: [N] int64 how many heads chose the draft token; -1 likewise.
         probability: [N] fp32 what the centroid gives the draft token; NaN likewise.
         uniform_passes: [N] bool: radius so large that even a uniform draft would pass.
+        frequency: [N] fp32 share of the sets of heads that accept; NaN where there is one set. Of a denoised
+            verdict the numbers above are means over the sets (votes rounded, `uniform_passes` by the majority).
     """
 
     accept: Tensor
@@ -87,6 +110,7 @@ class Verdict:
     votes: Tensor
     probability: Tensor
     uniform_passes: Tensor
+    frequency: Tensor
 
     @staticmethod
     def blank(accept: Tensor, reason: str) -> Verdict:
@@ -100,6 +124,7 @@ class Verdict:
             votes=torch.full(accept.shape, -1, dtype=torch.int64, device=accept.device),
             probability=number,
             uniform_passes=torch.zeros_like(accept),
+            frequency=number,
         )
 
     @staticmethod

@@ -8,7 +8,7 @@ from dropmatch.acceptance.evidence import REJECTED, Evidence, Verdict, reason_co
 from dropmatch.acceptance.registry import Rule, register
 from dropmatch.config import AcceptanceConfig
 from dropmatch.divergence import js_divergence
-from dropmatch.mc_head import Cluster
+from dropmatch.heads import Cluster
 
 
 def judge_js(evidence: Evidence, cluster: Cluster | None, config: AcceptanceConfig) -> Verdict:
@@ -31,8 +31,7 @@ def judge_js(evidence: Evidence, cluster: Cluster | None, config: AcceptanceConf
     inside = distance <= radius
     accept = (inside | is_majority) & (probability >= config.token_floor)
     reason = torch.where(inside, reason_code("js"), reason_code("majority"))
-    return Verdict(
-        accept=accept,
+    return Verdict.blank(accept, "js").with_numbers(
         reason=torch.where(accept, reason, REJECTED),
         distance=distance,
         radius=radius,

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import torch
 
+from dropmatch.acceptance.denoising import denoised
 from dropmatch.acceptance.evidence import Evidence, Verdict
 from dropmatch.acceptance.registry import get_rule
 from dropmatch.config import AcceptanceConfig
 from dropmatch.errors import SettingError
-from dropmatch.mc_head import Head, build_cluster, common_vocab, rows_per_chunk
+from dropmatch.heads import Head, build_cluster, common_vocab, rows_per_chunk
 
 
 @torch.no_grad()
@@ -55,6 +56,9 @@ def judge(evidence: Evidence, config: AcceptanceConfig, head: Head | None = None
         parts = []
         for start in range(0, len(evidence), size):
             chunk = evidence.rows(slice(start, start + size))
-            parts.append(rule.judge(chunk, build_cluster(chunk, config, head), config))
+            if config.verdict == "denoised":
+                parts.append(denoised(rule, chunk, config, head))
+            else:
+                parts.append(rule.judge(chunk, build_cluster(chunk, config, head), config))
         verdict = Verdict.join(parts)
     return verdict.only(allowed)

@@ -11,7 +11,7 @@ from dropmatch.errors import SettingError
 if TYPE_CHECKING:
     from dropmatch.acceptance.evidence import Evidence, Verdict
     from dropmatch.config import AcceptanceConfig
-    from dropmatch.mc_head import Cluster
+    from dropmatch.heads import Cluster
 
     Judge = Callable[[Evidence, Cluster | None, AcceptanceConfig], Verdict]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dropmatch.acceptance.evidence import Evidence, Verdict
 from dropmatch.acceptance.registry import Rule, register
 from dropmatch.config import AcceptanceConfig
-from dropmatch.mc_head import Cluster
+from dropmatch.heads import Cluster
 
 
 def judge_strict(evidence: Evidence, cluster: Cluster | None, config: AcceptanceConfig) -> Verdict:

@@ -57,7 +57,8 @@ Rules = Annotated[
         metavar="RULE,...",
         show_default="strict,naive,js",
         rich_help_panel=COMPARING,
-        help="Rules to compare, see dropmatch rules. Plain greedy decoding always comes first.",
+        help="Rules to compare, see dropmatch rules; js:denoised or js:sampled sets the verdict of one. Plain greedy "
+        "decoding always comes first.",
     ),
 ]
 Repeats = Annotated[
@@ -94,6 +95,9 @@ def compare(
     device: o.Device = None,
     heads: o.Heads = AcceptanceConfig.heads,
     dropout: o.Dropout = AcceptanceConfig.dropout,
+    verdict: o.Verdict = AcceptanceConfig.verdict,
+    strictness: o.Strictness = AcceptanceConfig.strictness,
+    heads_mode: o.HeadsMode = AcceptanceConfig.heads_mode,
     token_floor: o.TokenFloor = AcceptanceConfig.token_floor,
     support: o.Support = AcceptanceConfig.support,
     evaluation: o.Evaluation = AcceptanceConfig.evaluation,

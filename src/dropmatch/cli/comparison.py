@@ -30,7 +30,7 @@ class Method:
     """One way to decode.
 
     Attributes:
-        name: "plain", or the name of a rule.
+        name: "plain", the name of a rule, or that with a verdict (js:denoised).
         lossless: whether it should give the text of plain decoding.
         options: what it changes in the settings.
     """
@@ -56,10 +56,25 @@ def choose_methods(names: Sequence[str], settings: Settings) -> list[Method]:
             raise SettingError("--rules names plain decoding only: give a rule to compare it with")
         lookup = settings.drafter == PROMPT_LOOKUP
         chosen = [n for n in DEFAULT_RULES if not (lookup and get_rule(n).needs_draft_distribution)]
-    for name in chosen:
-        settings.check_rule(name)
     plain = Method(PLAIN, lossless=True, options={"rule": STRICT, "draft_length": 0})
-    return [plain, *(Method(name, get_rule(name).lossless, {"rule": name}) for name in chosen)]
+    return [plain, *(_method(name, settings) for name in chosen)]
+
+
+def _method(name: str, settings: Settings) -> Method:
+    """A method from RULE or RULE:VERDICT.
+
+    Raises:
+        SettingError: there is no such rule or verdict, or the drafter cannot serve the rule.
+    """
+    from dropmatch.acceptance import get_rule
+
+    rule, colon, verdict = name.partition(":")
+    settings.check_rule(rule)
+    options: dict[str, Any] = {"rule": rule}
+    if colon:
+        chosen = settings.acceptance.changed(rule=rule, verdict=verdict)
+        options |= {name: getattr(chosen, name) for name in ("verdict", "strictness", "mask_seed")}
+    return Method(name, get_rule(rule).lossless, options)
 
 
 @dataclass(frozen=True)

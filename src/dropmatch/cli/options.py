@@ -94,7 +94,7 @@ Heads = Annotated[
         "--heads",
         "-K",
         metavar="K",
-        help="K, how many dropped-out copies of the LM head judge (1 to 1024).",
+        help="K, how many heads the rule looks at (1 to 1024).",
     ),
 ]
 Dropout = Annotated[
@@ -106,6 +106,36 @@ Dropout = Annotated[
         metavar="P",
         help="p, the probability that a unit of the hidden state is dropped (0 to below 1). Larger is more "
         "permissive; 0 accepts exact matches only.",
+    ),
+]
+Verdict = Annotated[
+    str,
+    _option(
+        JUDGING,
+        "--verdict",
+        metavar="HOW",
+        help="sampled: one set of K random heads decides, as in the paper. denoised: accept where the probability of "
+        "acceptance over sets of K heads is at least --strictness; no randomness, no seed.",
+    ),
+]
+Strictness = Annotated[
+    float,
+    _option(
+        JUDGING,
+        "--strictness",
+        metavar="P",
+        help="The probability of acceptance that a denoised verdict asks for (above 0, to 1). Larger is stricter.",
+    ),
+]
+HeadsMode = Annotated[
+    str,
+    _option(
+        JUDGING,
+        "--heads-mode",
+        metavar="HOW",
+        help="How heads are made. dropout: by masks on the hidden state, as in the paper. gaussian: drawn for the "
+        "likeliest tokens from the distribution that dropout gives their logits, at a fraction of the cost. auto: "
+        "gaussian for a denoised verdict, dropout for a sampled one.",
     ),
 ]
 TokenFloor = Annotated[
@@ -123,7 +153,7 @@ Support = Annotated[
         JUDGING,
         "--support",
         metavar="WHICH",
-        help="Tokens that the heads are evaluated on. shortlist: the likeliest ones, and one bucket for the "
+        help="Tokens that dropout heads are evaluated on. shortlist: the likeliest ones, and one bucket for the "
         "rest; full: the whole vocabulary; auto: the shortlist where the LM head allows it.",
     ),
 ]
@@ -144,7 +174,7 @@ MaskSeed = Annotated[
         "--mask-seed",
         metavar="N",
         show_default="the value of --seed, or 0",
-        help="Seed of the dropout masks.",
+        help="Seed of the heads of a sampled verdict.",
     ),
 ]
 

@@ -48,7 +48,7 @@ MaskSeed = Annotated[
     typer.Option(
         "--mask-seed",
         metavar="N",
-        help="Seed of the dropout masks.",
+        help="Seed of the heads of a sampled verdict.",
         show_default="the request's seed, or 0",
         rich_help_panel=o.JUDGING,
     ),
@@ -79,6 +79,9 @@ def serve(
     rule: Rule = AcceptanceConfig.rule,
     heads: o.Heads = AcceptanceConfig.heads,
     dropout: Dropout = AcceptanceConfig.dropout,
+    verdict: o.Verdict = AcceptanceConfig.verdict,
+    strictness: o.Strictness = AcceptanceConfig.strictness,
+    heads_mode: o.HeadsMode = AcceptanceConfig.heads_mode,
     token_floor: o.TokenFloor = AcceptanceConfig.token_floor,
     mask_seed: MaskSeed = AcceptanceConfig.mask_seed,
     print_command: PrintCommand = False,
@@ -97,6 +100,9 @@ def serve(
         "rule": rule,
         "heads": heads,
         "dropout": dropout,
+        "verdict": verdict,
+        "strictness": strictness,
+        "heads_mode": heads_mode,
         "token_floor": token_floor,
         **({} if mask_seed is None else {"mask_seed": mask_seed}),
     }

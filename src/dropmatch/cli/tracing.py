@@ -57,6 +57,7 @@ class TraceWriter:
             "votes": entry.votes,
             "probability": entry.probability,
             "uniform_passes": entry.uniform_passes,
+            "frequency": entry.frequency,
         }
 
     def _text(self, token: int) -> str:

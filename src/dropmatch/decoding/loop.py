@@ -18,7 +18,7 @@ from dropmatch.decoding.statistics import Statistics
 from dropmatch.decoding.stopping import StopRules
 from dropmatch.decoding.verify import DraftTokenTrace, verify
 from dropmatch.drafting.base import Draft, Drafter
-from dropmatch.mc_head import Head
+from dropmatch.heads import Head
 
 
 class CapturingHead(Head, Protocol):

@@ -11,8 +11,8 @@ from dropmatch.acceptance import EXACT, SAMPLED, Evidence, Verdict, get_rule, ju
 from dropmatch.config import AcceptanceConfig
 from dropmatch.decoding.sampling import TokenChooser, pick, rejection_accepts, residual
 from dropmatch.drafting.base import Draft
+from dropmatch.heads import Head
 from dropmatch.masks import Stream, uniforms
-from dropmatch.mc_head import Head
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class DraftTokenTrace:
         votes: how many heads chose the token.
         probability: what the heads' centroid gives it.
         uniform_passes: whether even a uniform draft would have passed.
+        frequency: share of the sets of heads that accept, where the verdict is denoised.
     """
 
     token: int
@@ -43,6 +44,7 @@ class DraftTokenTrace:
     votes: int | None = None
     probability: float | None = None
     uniform_passes: bool | None = None
+    frequency: float | None = None
 
 
 @dataclass(frozen=True)
@@ -177,11 +179,14 @@ def _entries(
             verdict.votes.double(),
             verdict.probability.double(),
             verdict.uniform_passes.double(),
+            verdict.frequency.double(),
         ],
         dim=1,
     ).tolist()
     entries = {}
-    for row, (accept, reason, distance, radius, votes, probability, uniform) in zip(rows, columns, strict=True):
+    for row, (accept, reason, distance, radius, votes, probability, uniform, frequency) in zip(
+        rows, columns, strict=True
+    ):
         entries[row] = DraftTokenTrace(
             token=tokens[row],
             clean_token=clean[row],
@@ -193,6 +198,7 @@ def _entries(
             votes=int(votes) if votes >= 0 else None,
             probability=_known(probability),
             uniform_passes=bool(uniform) if radius == radius else None,
+            frequency=_known(frequency),
         )
     return entries
 

@@ -363,7 +363,8 @@ def test_print_command(printed: Any) -> None:
     assert arguments[:5] == make()[:5]
     assert after(arguments, "--speculative-config")["num_speculative_tokens"] == 3
     found = after(arguments, "--additional-config")["dropmatch"]
-    assert found == {"rule": "naive", "heads": 7, "dropout": 0.1, "token_floor": 0.0}
+    verdict = {"verdict": "sampled", "strictness": 0.5, "heads_mode": "auto"}
+    assert found == {"rule": "naive", "heads": 7, "dropout": 0.1, "token_floor": 0.0, **verdict}
 
 
 def test_print_command_passes_on_what_it_does_not_know(printed: Any) -> None:

@@ -23,6 +23,8 @@ LOSSY = [
     ("js", {"heads": 3, "dropout": 0.1, "token_floor": 0.05, "mask_seed": 11}, 9),
     ("js", {"heads": 4, "dropout": 0.02, "support": "full"}, 2**31),
     ("js", {"heads": 5, "dropout": 0.1, "evaluation": "eager", "token_floor": 0.02}, 7),
+    ("js", {"dropout": 0.1, "verdict": "denoised", "strictness": 0.4}, 7),
+    ("naive", {"dropout": 0.2, "heads_mode": "gaussian", "gaussian_tokens": 24}, 8),
     ("strict", {}, 0),
 ]
 PLAIN = """
@@ -106,6 +108,7 @@ def mixed() -> list[Any]:
         params("js", {"dropout": 0.1, "heads": 4}, seed=3, temperature=0.8, top_p=0.9),
         params("naive", {"heads": 2}, seed=4, temperature=1.0, top_k=40),
         params(seed=5, temperature=0.7),
+        params("js", {"verdict": "denoised", "dropout": 0.1}, seed=6),
         params("js", temperature=1.0),
     ]
     for request in made:
@@ -119,7 +122,7 @@ def test_a_request_says_the_same_alone_in_a_batch_and_in_another_order(llm: Any,
     asked = [prompts[i % 4] for i in range(len(requests))]
     together = ask(llm, asked, requests)
     reordered = ask(llm, asked[::-1], mixed()[::-1])[::-1]
-    alone = [ask(llm, [prompt], [request])[0] for prompt, request in zip(asked[:6], mixed()[:6], strict=True)]
+    alone = [ask(llm, [prompt], [request])[0] for prompt, request in zip(asked[:7], mixed()[:7], strict=True)]
     for i, one in enumerate(alone):
         for other in (together[i], reordered[i]):
             assert ids(other) == ids(one), i

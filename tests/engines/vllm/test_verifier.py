@@ -901,6 +901,9 @@ def gather_like_full(head: VllmHead, vocab: int, units: int = 16) -> None:
     made = head.gather(hidden, ids)
     assert made.shape == (3, 4, 50)
     torch.testing.assert_close(made, wanted, rtol=1e-5, atol=1e-5)
+    rows, bias = head.rows(ids)  # [n, S, d], [n, S]
+    linear = torch.einsum("nkd,nsd->nks", hidden, rows) + (0.0 if bias is None else bias[:, None])
+    torch.testing.assert_close(head.finish(linear), wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.usefixtures("one_rank")
@@ -992,7 +995,9 @@ def test_gathered_logits_of_two_ranks_are_columns_of_compute_logits(
 
     ranks.run(work)
     assert models[0].lm_head.weight.shape[0] < vocab
-    assert set(ranks.summed) == {2 * 64, 3 * 4 * 50}  # the probe, and n x K x S: never the vocabulary
+    # the probe, n x K x S logits of dropout heads, n x S rows and biases of Gaussian ones: never the vocabulary
+    biases = {3 * 50} if finish.get("bias") else set()
+    assert set(ranks.summed) == {2 * 64, 3 * 4 * 50, 3 * 50 * 16} | biases
 
 
 @pytest.mark.usefixtures("one_rank")

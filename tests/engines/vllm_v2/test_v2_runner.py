@@ -113,6 +113,8 @@ SETTINGS: list[dict[str, Any]] = [
     {"rule": "js", "heads": 5, "dropout": 0.1},
     {"rule": "js", "heads": 3, "dropout": 0.3, "token_floor": 0.05},
     {"rule": "js", "heads": 5, "dropout": 0.0},
+    {"rule": "js", "dropout": 0.2, "verdict": "denoised"},
+    {"rule": "naive", "dropout": 0.3, "heads_mode": "gaussian"},
 ]
 
 

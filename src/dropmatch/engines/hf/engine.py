@@ -24,7 +24,7 @@ from dropmatch.drafting import Drafter
 from dropmatch.engines.hf.head import ModelHead
 from dropmatch.engines.hf.result import GenerationResult, Token
 from dropmatch.errors import SettingError
-from dropmatch.mc_head import uses_shortlist
+from dropmatch.heads import check_heads
 
 Messages = Sequence[Mapping[str, Any]]
 Prompt = str | Messages | Sequence[int] | Tensor
@@ -36,6 +36,10 @@ NOISY_ROWS = 16
 
 class NoisyHeadsWarning(UserWarning):
     """The heads are so dispersed that eq. 6 accepts nearly anything."""
+
+
+class HeadsModeWarning(UserWarning):
+    """Heads are made in another way than was asked for, since this LM head allows no other."""
 
 
 class Engine:
@@ -227,7 +231,9 @@ def check_acceptance(
         )
     rule.check_drafter(drafter.has_distribution, type(drafter).__name__)
     if rule.needs_heads:
-        uses_shortlist(acceptance, head, head.vocab_size)
+        told = check_heads(acceptance, head)
+        if told is not None:
+            warnings.warn(told, HeadsModeWarning, stacklevel=_callers_level())
 
 
 def warn_if_noisy(statistics: Statistics, acceptance: AcceptanceConfig) -> None:

@@ -8,10 +8,11 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dropmatch.errors import ModelError
-from dropmatch.mc_head import gathered_logits
+from dropmatch.heads import gathered_logits
 from dropmatch.models.packing import PackedLinear
 
 Finish = Callable[[Tensor], Tensor]
@@ -77,6 +78,15 @@ class ModelHead:
         """[n, K, d], [n, S] -> [n, K, S]."""
         weight, bias = self._module.weight, self._module.bias
         logits = gathered_logits(hidden, token_ids, weight, bias)  # type: ignore[arg-type]
+        return self._finish(logits)
+
+    def rows(self, token_ids: Tensor) -> tuple[Tensor, Tensor | None]:
+        """[n, S] -> [n, S, d], [n, S]."""
+        weight, bias = self._module.weight, self._module.bias
+        return F.embedding(token_ids, weight), None if bias is None else bias[token_ids]  # type: ignore
+
+    def finish(self, logits: Tensor) -> Tensor:
+        """Any shape."""
         return self._finish(logits)
 
     def _find_finish(self, model: Any) -> Finish:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dropmatch.errors import ModelError
-from dropmatch.mc_head import gathered_logits
+from dropmatch.heads import gathered_logits
 
 PROBE_ROWS, PROBE_TOKENS = 2, 64
 
@@ -18,8 +19,8 @@ class VllmHead:
 
     That covers tensor parallelism, soft-caps, scales and quantised heads. Rows are gathered only from a plain
     head, and only after a probe has found the gathered logits equal to `compute_logits`' own; under tensor
-    parallelism each rank then computes the tokens that it holds, and n x K x S logits are summed instead of
-    n x K x V gathered.
+    parallelism each rank then brings what it holds, and n x K x S logits (dropout heads) or n x S rows (Gaussian
+    heads) are summed instead of n x K x V logits gathered.
 
     Args:
         model: the target, as vLLM loaded it.
@@ -51,18 +52,39 @@ class VllmHead:
 
     def gather(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
         """[n, K, d], [n, S] -> [n, K, S]."""
-        head, processor = self._head, self._processor
-        if head.tp_size == 1:
-            logits = gathered_logits(hidden, token_ids, head.weight, head.bias)
-        else:
-            shard = head.shard_indices
-            mine = (token_ids >= shard.org_vocab_start_index) & (token_ids < shard.org_vocab_end_index)  # [n, S]
-            local = torch.where(mine, token_ids - shard.org_vocab_start_index, 0)
-            logits = gathered_logits(hidden, local, head.weight, head.bias)
+        head = self._head
+        local, mine = self._local(token_ids)
+        logits = gathered_logits(hidden, local, head.weight, head.bias)
+        if mine is not None:
             logits = _sum_over_ranks(logits.masked_fill(~mine[:, None], 0.0))
+        return self.finish(logits)
+
+    def rows(self, token_ids: Tensor) -> tuple[Tensor, Tensor | None]:
+        """[n, S] -> [n, S, d], [n, S]."""
+        head = self._head
+        local, mine = self._local(token_ids)
+        weight = F.embedding(local, head.weight)
+        bias = None if head.bias is None else head.bias[local]
+        if mine is None:
+            return weight, bias
+        weight = _sum_over_ranks(weight.masked_fill(~mine[:, :, None], 0.0))
+        return weight, None if bias is None else _sum_over_ranks(bias.masked_fill(~mine, 0.0))
+
+    def finish(self, logits: Tensor) -> Tensor:
+        """Any shape."""
+        processor = self._processor
         if processor.soft_cap is not None:
             logits = torch.tanh(logits / processor.soft_cap) * processor.soft_cap
         return logits if processor.scale == 1.0 else logits * processor.scale
+
+    def _local(self, token_ids: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Where tokens are on this rank, and which are: [n, S] -> [n, S], [n, S] bool; None if all are."""
+        head = self._head
+        if head.tp_size == 1:
+            return token_ids, None
+        shard = head.shard_indices
+        mine = (token_ids >= shard.org_vocab_start_index) & (token_ids < shard.org_vocab_end_index)
+        return torch.where(mine, token_ids - shard.org_vocab_start_index, 0), mine
 
     def _gathers_right(self, hidden: Tensor, logits: Tensor, generator: torch.Generator) -> bool:
         """Whether gathered logits are those of `compute_logits`: [n, d], [n, V]."""

@@ -9,11 +9,14 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from vllm.logger import init_logger
 
 from dropmatch.acceptance import Evidence, get_rule, judge
 from dropmatch.config import AcceptanceConfig
 from dropmatch.engines.vllm.requests import RequestSettings
-from dropmatch.mc_head import Head
+from dropmatch.heads import Head, check_heads
+
+logger = init_logger(f"vllm.plugins.{__name__}")  # vLLM shows only loggers below its own
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,9 @@ def ask(rows: Sequence[Row], material: Material, head: Head) -> dict[int, int]:
         groups[row.config].append(row)
     accepted: dict[int, int] = {}
     for config, members in groups.items():
+        told = check_heads(config, head)
+        if told is not None:
+            logger.warning_once("dropmatch: %s", told)
         verdict = judge(_evidence(members, material), config, head)
         answers = torch.stack([verdict.accept.long(), verdict.reason], dim=1).tolist()
         accepted.update({row.index: reason for row, (yes, reason) in zip(members, answers, strict=True) if yes})

@@ -14,7 +14,7 @@ Without either the rule is off, and a request decodes as it does without the plu
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 from dropmatch.acceptance.registry import get_rule, rule_names
@@ -155,8 +155,7 @@ def _config(rule: Any, options: Mapping[str, Any], default: AcceptanceConfig | N
     try:
         if default is None:
             return AcceptanceConfig.from_options(options)
-        AcceptanceConfig.from_options(options)  # refuses nested values by name
-        return replace(default, **options)
+        return default.changed(**options)
     except SettingError as error:
         raise SettingError(f"{where}: {error}") from None
 

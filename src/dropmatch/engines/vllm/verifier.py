@@ -29,7 +29,7 @@ from dropmatch.engines.vllm.drafts import DraftLogits
 from dropmatch.engines.vllm.reporting import Reasons
 from dropmatch.engines.vllm.requests import RequestSettings
 from dropmatch.engines.vllm.rows import Row, ask, lossy_rows, with_unscaled
-from dropmatch.mc_head import Head
+from dropmatch.heads import Head
 
 logger = init_logger(f"vllm.plugins.{__name__}")  # vLLM shows only loggers below its own
 PLACEHOLDER = -1  # a draft row without a token

@@ -26,7 +26,7 @@ from dropmatch.acceptance import EXACT, SAMPLED, get_rule, reason_name
 from dropmatch.engines.vllm.reporting import Reasons
 from dropmatch.engines.vllm.requests import RequestSettings
 from dropmatch.engines.vllm.rows import Row, ask, lossy_rows, with_unscaled
-from dropmatch.mc_head import Head
+from dropmatch.heads import Head
 
 _rejection_sample = vllm_sampler.rejection_sample
 

@@ -23,7 +23,8 @@ from acceptance.support import (
 from dropmatch.acceptance import Evidence, judge
 from dropmatch.config import AcceptanceConfig
 from dropmatch.errors import SettingError
-from dropmatch.mc_head import DRAFT_SHORTLIST, Cluster, build_cluster, dropped_hidden
+from dropmatch.heads import Cluster, build_cluster
+from dropmatch.heads.dropout import DRAFT_SHORTLIST, dropped_hidden
 
 FULL = AcceptanceConfig(support="full")
 SHORT = AcceptanceConfig(support="shortlist", shortlist_size=64)

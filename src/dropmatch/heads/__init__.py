@@ -1,0 +1,17 @@
+"""The LM head many times over: how heads are made, and what rules see of them."""
+
+from dropmatch.heads.build import build_cluster, build_sets, check_heads, rows_per_chunk
+from dropmatch.heads.cluster import Cluster
+from dropmatch.heads.head import Head, gathered_logits
+from dropmatch.heads.support import common_vocab
+
+__all__ = [
+    "Cluster",
+    "Head",
+    "build_cluster",
+    "build_sets",
+    "check_heads",
+    "common_vocab",
+    "gathered_logits",
+    "rows_per_chunk",
+]
