@@ -7,6 +7,8 @@ import math
 import torch.nn.functional as F
 from torch import Tensor
 
+LOWEST = -110.0
+
 
 def js_divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
     """JS(p ‖ q) = ½ KL(p ‖ m) + ½ KL(q ‖ m) with m = ½ (p + q): natural logarithm, in [0, ln 2].
@@ -18,13 +20,13 @@ def js_divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
     Returns:
         [...] fp32, clamped at 0 (rounding can make the sum of a tiny divergence negative).
     """
-    log_p, log_q = log_p.float(), log_q.float()
-    # summed element by element: p log(p/m) and q log(q/m) cancel there, not between two large sums
-    total = _relative(log_p, log_q) + _relative(log_q, log_p)
-    return (0.5 * total.sum(dim=-1)).clamp_min(0.0)
-
-
-def _relative(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """p log(p / m) = p (ln 2 - log(1 + q/p)), element by element; 0 where p is 0. [..., S], [..., S] -> [..., S]."""
-    terms = log_p.exp() * (math.log(2.0) - F.softplus(log_q - log_p))
-    return terms.masked_fill(log_p.isneginf(), 0.0)
+    # a probability below e^-110 is 0 in fp32, and so is what it adds; without infinities nothing need be masked
+    log_p, log_q = log_p.float().clamp_min(LOWEST), log_q.float().clamp_min(LOWEST)
+    # With r = log(q/p): p log(p/m) = p (ln 2 - log(1 + e^r)), q log(q/m) = q (ln 2 - log(1 + e^-r)), and
+    # log(1 + e^±r) = max(±r, 0) + log(1 + e^-|r|). Summed element by element, since they cancel there;
+    # in place, since these are the largest tensors of a verdict.
+    ratio = log_q - log_p
+    share = F.softplus(ratio.abs().neg_()).neg_().add_(math.log(2.0))
+    total = ratio.clamp_min(0.0).neg_().add_(share).mul_(log_p.exp_())
+    total += share.add_(ratio.clamp_max_(0.0)).mul_(log_q.exp_())
+    return total.sum(dim=-1).mul_(0.5).clamp_min_(0.0)

@@ -15,7 +15,7 @@ from acceptance.support import devices, make_evidence, random_head, to_device
 from dropmatch.acceptance import Evidence, Rule, Verdict, judge, reason_code, reason_name
 from dropmatch.config import AcceptanceConfig
 from dropmatch.errors import SettingError
-from dropmatch.heads import Cluster, build
+from dropmatch.heads import Cluster, build, build_sets
 from dropmatch.heads.build import HEAD_SETS
 
 HEAD = random_head(500, 40, 0.35)
@@ -145,7 +145,8 @@ def test_the_reason_is_the_commonest_of_those_that_accept() -> None:
     from dropmatch.acceptance.denoising import denoised
 
     rule = Rule(name="scripted", judge=scripted, summary="")
-    made = denoised(rule, EVIDENCE.rows(slice(0, 2)), DENOISED, HEAD)
+    two = EVIDENCE.rows(slice(0, 2))
+    made = denoised(rule, two, build_sets(two, DENOISED, HEAD), DENOISED)
     assert made.accept.tolist() == [True, False]
     assert made.reason.tolist() == [js, 0]
     assert made.frequency.tolist() == [60 / 64, 10 / 64]

@@ -17,7 +17,8 @@ from dropmatch.config import AcceptanceConfig
 from dropmatch.errors import SettingError
 from dropmatch.heads import Cluster, build_cluster, check_heads
 from dropmatch.heads.dropout import dropped_hidden
-from dropmatch.heads.gaussian import DRAFT_TOKENS, _likeliest, logit_covariance
+from dropmatch.heads.gaussian import DRAFT_TOKENS, logit_covariance
+from dropmatch.heads.support import Vocabulary
 from dropmatch.masks import Stream, normals
 
 GAUSSIAN = AcceptanceConfig(heads_mode="gaussian", gaussian_tokens=32)
@@ -222,7 +223,7 @@ def test_the_likeliest_tokens_are_found(vocab: int, count: int) -> None:
         torch.arange(vocab).float().expand(2, -1),  # the likeliest stand together, at the end
         torch.full((2, vocab), -INF).index_fill(1, torch.tensor([3, vocab - 1]), 1.0),
     ):
-        values, ids = _likeliest(logits, count)
+        values, ids = Vocabulary(logits).likeliest(count)
         assert torch.equal(values, logits.topk(count, dim=1).values)
         assert torch.equal(logits.gather(1, ids), values)
         assert all(len(set(row)) == count for row in ids.tolist())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
@@ -10,19 +11,30 @@ from torch import Tensor
 
 from dropmatch.acceptance.evidence import REJECTED, Evidence, Verdict, reason_count
 from dropmatch.config import AcceptanceConfig
-from dropmatch.heads import Head, build_sets
+from dropmatch.heads import Cluster
 
 if TYPE_CHECKING:
     from dropmatch.acceptance.registry import Rule
 
 
-def denoised(rule: Rule, evidence: Evidence, config: AcceptanceConfig, head: Head) -> Verdict:
-    """Accept where at least `strictness` of the sets of K heads accept; the sets are the same for all N rows."""
+def denoised(
+    rule: Rule, evidence: Evidence, clusters: Iterable[tuple[int, Cluster]], config: AcceptanceConfig
+) -> Verdict:
+    """Accept where at least `strictness` of the sets of heads accept.
+
+    Args:
+        rule: asked about each set.
+        evidence: N rows.
+        clusters: as `build_sets` makes them.
+        config: the settings.
+    """
     rows, parts = len(evidence), []
-    for sets, cluster in build_sets(evidence, config, head):
+    for sets, cluster in clusters:
         verdict = rule.judge(evidence.repeated(sets), cluster, config)  # N * sets rows
         parts.append({f.name: getattr(verdict, f.name).view(rows, sets) for f in fields(Verdict)})
-    each = {name: torch.cat([part[name] for part in parts], dim=1) for name in parts[0]}  # [N, G]
+    each = parts[0]  # [N, G]
+    if len(parts) > 1:
+        each = {name: torch.cat([part[name] for part in parts], dim=1) for name in each}
 
     frequency = each["accept"].float().mean(dim=1)
     accept = frequency >= config.strictness

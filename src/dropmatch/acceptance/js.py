@@ -20,8 +20,8 @@ def judge_js(evidence: Evidence, cluster: Cluster | None, config: AcceptanceConf
     assert cluster is not None
     centroid = cluster.centroid_log_probs()  # [N, S]
     radius = js_divergence(cluster.head_log_probs(), centroid[:, None]).amax(dim=1)  # [N], right side of eq. 6
-    distance = js_divergence(cluster.draft_log_probs(), centroid)  # [N], left side of eq. 6
-    uniform = js_divergence(cluster.uniform_log_probs(), centroid)  # [N]
+    drafts = torch.stack([cluster.draft_log_probs(), cluster.uniform_log_probs()])  # [2, N, S]
+    distance, uniform = js_divergence(drafts, centroid)  # [N] each; the former is the left side of eq. 6
 
     tokens = cluster.head_tokens()  # [N, K]
     votes = (tokens == evidence.draft_tokens[:, None]).sum(dim=1)  # [N]

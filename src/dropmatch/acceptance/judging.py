@@ -11,7 +11,7 @@ from dropmatch.acceptance.evidence import Evidence, Verdict
 from dropmatch.acceptance.registry import get_rule
 from dropmatch.config import AcceptanceConfig
 from dropmatch.errors import SettingError
-from dropmatch.heads import Head, build_cluster, common_vocab, rows_per_chunk
+from dropmatch.heads import Head, build_cluster, build_sets, common_vocab, rows_per_chunk
 
 
 @torch.no_grad()
@@ -56,9 +56,16 @@ def judge(evidence: Evidence, config: AcceptanceConfig, head: Head | None = None
         parts = []
         for start in range(0, len(evidence), size):
             chunk = evidence.rows(slice(start, start + size))
+            basis = chunk if rule.needs_draft_distribution else _without_draft(chunk, vocab)
             if config.verdict == "denoised":
-                parts.append(denoised(rule, chunk, config, head))
+                parts.append(denoised(rule, chunk, build_sets(basis, config, head), config))
             else:
-                parts.append(rule.judge(chunk, build_cluster(chunk, config, head), config))
+                parts.append(rule.judge(chunk, build_cluster(basis, config, head), config))
         verdict = Verdict.join(parts)
     return verdict.only(allowed)
+
+
+def _without_draft(evidence: Evidence, vocab: int) -> Evidence:
+    """What heads are made from where no one looks at the draft's distribution, which costs time."""
+    bias = None if evidence.bias is None else evidence.bias[:, :vocab]
+    return replace(evidence, clean_logits=evidence.clean_logits[:, :vocab], draft_logits=None, bias=bias)

@@ -16,7 +16,7 @@ from dropmatch.config import AcceptanceConfig
 from dropmatch.errors import SettingError
 from dropmatch.heads.cluster import Cluster
 from dropmatch.heads.head import Head
-from dropmatch.heads.support import Distributions, Support, common_vocab
+from dropmatch.heads.support import Distributions, Support, common_vocab, constrained
 from dropmatch.masks import dropout_masks
 
 if TYPE_CHECKING:
@@ -37,10 +37,9 @@ def dropout_cluster(evidence: Evidence, config: AcceptanceConfig, head: Head) ->
         return _shortlist_cluster(evidence, config, head, dropped)
     logits = head.full(dropped.flatten(0, 1))[:, :vocab]  # [N*K, V]
     logits = logits.float().unflatten(0, dropped.shape[:2])  # [N, K, V]
-    distributions = Distributions.of(evidence)
-    if distributions.bias is not None:
-        logits = logits + distributions.bias[:, None]
-    draft = None if distributions.draft is None else distributions.draft.float()
+    _, draft, bias = constrained(evidence)
+    logits = logits if bias is None else logits + bias[:, None]
+    draft = None if draft is None else draft.float()
     return Cluster(logits, None, logits.mean(dim=1), None, draft, None, None, None)
 
 
@@ -74,14 +73,16 @@ def _shortlist_cluster(evidence: Evidence, config: AcceptanceConfig, head: Head,
     dropped: [N, K, d].
     """
     distributions = Distributions.of(evidence)
-    top = distributions.clean.topk(config.shortlist_size, dim=1)  # [N, M]
-    parts = [top.indices, evidence.draft_tokens[:, None]]
+    _, likeliest = distributions.clean.likeliest(config.shortlist_size)  # [N, M]
+    parts = [likeliest, evidence.draft_tokens[:, None]]
     if distributions.draft is not None:
-        parts.append(distributions.draft.topk(DRAFT_SHORTLIST, dim=1).indices)
+        parts.append(distributions.draft.likeliest(DRAFT_SHORTLIST)[1])
     token_ids = torch.cat(parts, dim=1).sort(dim=1).values  # [N, S]
     repeated = torch.zeros_like(token_ids, dtype=torch.bool)
     repeated[:, 1:] = token_ids[:, 1:] == token_ids[:, :-1]
-    support = Support.of(distributions, token_ids, repeated, top.values[:, config.shortlist_size // 2])
+    # the first place of an id, should it stand there twice
+    band = torch.searchsorted(token_ids, likeliest[:, config.shortlist_size // 2 :].contiguous())
+    support = Support.of(distributions, token_ids, repeated, band)
 
     shift = support.excluded
     if distributions.bias is not None:

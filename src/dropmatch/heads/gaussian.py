@@ -28,14 +28,13 @@ from torch import Tensor
 from dropmatch.config import AcceptanceConfig
 from dropmatch.heads.cluster import Cluster
 from dropmatch.heads.head import Head
-from dropmatch.heads.support import Distributions, Support
+from dropmatch.heads.support import Distributions, Support, common_vocab
 from dropmatch.masks import Stream, normals
 
 if TYPE_CHECKING:
     from dropmatch.acceptance.evidence import Evidence
 
-DRAFT_TOKENS = 16  # how many of the draft's likeliest tokens are in the support too
-BLOCK = 64  # tokens whose maximum is looked at first when the likeliest are searched
+DRAFT_TOKENS = 8  # how many of the draft's likeliest tokens are in the support too
 JITTER = 1e-5  # of the largest variance: what keeps the factor real when two tokens have (nearly) the same row
 
 
@@ -67,13 +66,15 @@ def logit_covariance(hidden: Tensor, rows: Tensor, dropout: float) -> Tensor:
     Returns:
         [N, S, S] fp32: p / (1 - p) Σ_j h_j² w_uj w_vj.
     """
-    return dropout / (1.0 - dropout) * _products(hidden, rows)
+    weighted = _weighted(hidden, rows)
+    return dropout / (1.0 - dropout) * torch.bmm(weighted, weighted.transpose(1, 2))
 
 
 def _drawn(evidence: Evidence, config: AcceptanceConfig, head: Head, support: Support, noise: Tensor) -> Tensor:
     """Logits of heads from standard normal numbers: [N, H, S] or [H, S] -> [N, H, S]."""
     rows, bias = head.rows(support.token_ids)  # [N, S, d], [N, S]
-    products = _products(evidence.hidden, rows)
+    weighted = _weighted(evidence.hidden, rows)
+    products = torch.bmm(weighted, weighted.transpose(1, 2))  # A Aᵀ
     # the tiny constant is for a hidden state of zeros
     jitter = (JITTER * products.diagonal(dim1=1, dim2=2).amax(dim=1)).clamp_min(1e-30)  # [N]
     products.diagonal(dim1=1, dim2=2).add_(jitter[:, None])
@@ -81,56 +82,30 @@ def _drawn(evidence: Evidence, config: AcceptanceConfig, head: Head, support: Su
     s = math.sqrt(config.dropout / (1.0 - config.dropout))
     moved = s * torch.matmul(noise, factor.transpose(1, 2))  # [N, H, S]
 
-    raw = torch.bmm(rows.float(), evidence.hidden.float()[:, :, None]).transpose(1, 2)  # [N, 1, S]
-    raw = raw if bias is None else raw + bias.float()[:, None]
+    raw = weighted.sum(dim=2) if bias is None else weighted.sum(dim=2) + bias  # [N, S]
     # as a difference, so that without dropout the heads are the clean logits to the last bit
-    return support.clean[:, None] + (head.finish(raw + moved) - head.finish(raw))
+    return support.clean[:, None] + (head.finish(raw[:, None] + moved) - head.finish(raw)[:, None])
 
 
-def _products(hidden: Tensor, rows: Tensor) -> Tensor:
-    """A Aᵀ: [N, d], [N, S, d] -> [N, S, S] fp32."""
-    weighted = rows.float() * hidden.float()[:, None]  # A: [N, S, d]
-    return torch.bmm(weighted, weighted.transpose(1, 2))
+def _weighted(hidden: Tensor, rows: Tensor) -> Tensor:
+    """A = W_S ⊙ h: [N, d], [N, S, d] -> [N, S, d] fp32."""
+    return rows * hidden.float()[:, None]
 
 
 def _support(evidence: Evidence, config: AcceptanceConfig) -> tuple[Distributions, Support]:
     """The likeliest tokens, first to last, and the draft's."""
     distributions = Distributions.of(evidence)
-    count = min(config.gaussian_tokens, distributions.clean.shape[1])
-    values, ids = _likeliest(distributions.clean, count)
+    count = min(config.gaussian_tokens, common_vocab(evidence))
+    _, ids = distributions.clean.likeliest(count)  # [N, m]
     parts = [ids, evidence.draft_tokens[:, None]]
     if distributions.draft is not None:
-        parts.append(_likeliest(distributions.draft, min(DRAFT_TOKENS, distributions.draft.shape[1]))[1])
+        parts.append(distributions.draft.likeliest(min(DRAFT_TOKENS, common_vocab(evidence)))[1])
     token_ids = torch.cat(parts, dim=1)  # [N, S]
-    earlier = torch.ones(token_ids.shape[1], token_ids.shape[1], dtype=torch.bool, device=ids.device).tril(-1)
-    repeated = ((token_ids[:, :, None] == token_ids[:, None, :]) & earlier).any(dim=2)  # [N, S]
-    return distributions, Support.of(distributions, token_ids, repeated, values[:, count // 2])
-
-
-def _likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The likeliest tokens, first to last, the lower id first on a tie: [N, V] -> [N, m], [N, m]."""
-    ids = _top_ids(logits, count).sort(dim=1).values
-    values, order = logits.gather(1, ids).sort(dim=1, descending=True, stable=True)
-    return values, ids.gather(1, order)
-
-
-def _top_ids(logits: Tensor, count: int) -> Tensor:
-    """Ids of the likeliest tokens in any order: [N, V] -> [N, m].
-
-    The m blocks of the largest maxima hold them, so that most of the vocabulary is read only once.
-    """
-    vocab = logits.shape[1]
-    blocks, rest = divmod(vocab, BLOCK)
-    if blocks <= 2 * count:
-        return logits.topk(count, dim=1, sorted=False).indices
-    peaks = logits[:, : vocab - rest].unflatten(1, (blocks, BLOCK)).amax(dim=2)  # [N, blocks]
-    chosen = peaks.topk(count, dim=1, sorted=False).indices  # [N, m]
-    ids = (chosen[:, :, None] * BLOCK + torch.arange(BLOCK, device=logits.device)).flatten(1)  # [N, m * BLOCK]
-    if rest:
-        last = torch.arange(vocab - rest, vocab, device=logits.device).expand(logits.shape[0], -1)
-        ids = torch.cat([ids, last], dim=1)
-    best = logits.gather(1, ids).topk(count, dim=1, sorted=False).indices
-    return ids.gather(1, best)
+    place = torch.arange(token_ids.shape[1], device=ids.device)
+    # the first place of an id is not its own where it stands for the second time
+    first = (token_ids[:, :, None] == token_ids[:, None, :]).int().argmax(dim=2)  # [N, S]
+    band = place[count // 2 : count].expand(len(evidence), -1)
+    return distributions, Support.of(distributions, token_ids, first != place, band)
 
 
 @lru_cache(maxsize=16)
