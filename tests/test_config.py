@@ -26,8 +26,14 @@ NAN, INF = math.nan, math.inf
 OPTIONS: list[tuple[Any, str, list[Any], list[Any], list[str]]] = [
     (AcceptanceConfig, "heads", [1, MAX_HEADS], [0, -1, MAX_HEADS + 1, 2.0, "5", True, None], ["1", str(MAX_HEADS)]),
     (AcceptanceConfig, "dropout", [0, 0.0, 0.3, 0.999], [1, 1.0, -0.1, 2, NAN, INF, "0.3", True, None], ["[0, 1)"]),
-    (AcceptanceConfig, "verdict", ["sampled", "denoised"], ["", "mean", None, 1], ["sampled", "denoised"]),
-    (AcceptanceConfig, "strictness", [0.5], [0, 0.0, 1.01, -1, NAN, "1", True, None], ["(0, 1]"]),
+    (
+        AcceptanceConfig,
+        "verdict",
+        ["auto", "sampled", "denoised"],
+        ["", "mean", None, 1],
+        ["auto", "sampled", "denoised"],
+    ),
+    (AcceptanceConfig, "strictness", [1e-3, 0.5, 1, 1.0], [0, 0.0, 1.01, -1, NAN, "1", True, None], ["(0, 1]"]),
     (
         AcceptanceConfig,
         "heads_mode",
@@ -77,15 +83,25 @@ OPTIONS: list[tuple[Any, str, list[Any], list[Any], list[str]]] = [
 def test_changed_settings_forget_what_the_new_verdict_has_no_use_for() -> None:
     denoised = AcceptanceConfig(verdict="denoised", strictness=0.7, heads=3)
     assert denoised.changed(strictness=0.9) == AcceptanceConfig(verdict="denoised", strictness=0.9, heads=3)
-    assert denoised.changed(verdict="sampled", rule="naive") == AcceptanceConfig("naive", heads=3)
+    assert denoised.changed(verdict="sampled", rule="naive") == AcceptanceConfig("naive", verdict="sampled", heads=3)
     sampled = AcceptanceConfig(mask_seed=4, heads=3)
     assert sampled.changed(verdict="denoised", strictness=0.2) == AcceptanceConfig(
         verdict="denoised", strictness=0.2, heads=3
     )
     assert sampled.changed(heads=2).mask_seed == 4
-    for options in ({"verdict": "sampled", "strictness": 0.7}, {"mask_seed": 3}, {"nope": 1}, {"heads": [1]}):
+    assert denoised.changed(mask_seed=4) == sampled
+    for options in ({"verdict": "sampled", "strictness": 0.7}, {"strictness": 2}, {"nope": 1}, {"heads": [1]}):
         with pytest.raises(SettingError):
             denoised.changed(**options)
+
+
+@pytest.mark.parametrize("options", [{"mask_seed": 0}, {"support": "full"}, {"heads_mode": "dropout"}], ids=str)
+def test_the_verdict_is_denoised_unless_an_option_asks_for_the_papers_heads(options: dict[str, Any]) -> None:
+    assert AcceptanceConfig().verdict == "denoised"
+    assert AcceptanceConfig().wants_gaussian
+    assert AcceptanceConfig(**options).verdict == "sampled"
+    assert not AcceptanceConfig(**options).wants_gaussian
+    assert AcceptanceConfig(heads_mode="gaussian", verdict="sampled").wants_gaussian
 
 
 def test_every_option_is_tested_here() -> None:
@@ -100,10 +116,11 @@ def test_no_two_kinds_share_an_option() -> None:
 
 @pytest.mark.parametrize(("kind", "name", "good"), [(k, n, v) for k, n, good, *_ in OPTIONS for v in good])
 def test_bounds_are_accepted(kind: Any, name: str, good: Any) -> None:
-    assert getattr(kind(**{name: good}), name) == good
-    assert getattr(kind.from_options({name: good}), name) == good
+    kept = "denoised" if (name, good) == ("verdict", "auto") else good
+    assert getattr(kind(**{name: good}), name) == kept
+    assert getattr(kind.from_options({name: good}), name) == kept
     made = {type(config): config for config in split_options({name: good})}
-    assert getattr(made[kind], name) == good
+    assert getattr(made[kind], name) == kept
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,8 @@ class AcceptanceConfig(_Config):
         heads: K, how many heads the rule looks at.
         dropout: p, probability that a unit of the hidden state is dropped, in [0, 1).
         verdict: "sampled": by one set of K random heads, as in the paper; "denoised": accept where the probability
-            of acceptance over sets of K heads is at least `strictness`: no randomness, no seed.
+            of acceptance over sets of K heads is at least `strictness`: no randomness, no seed; "auto" becomes
+            denoised, or sampled where `mask_seed`, `support` or heads_mode="dropout" ask for the paper's heads.
         strictness: that probability, in (0, 1].
         heads_mode: how heads are made. "dropout": by masks on the hidden state, as in the paper; "gaussian": drawn
             for the likeliest tokens from the distribution that dropout gives their logits; "auto": gaussian for a
@@ -72,7 +73,7 @@ class AcceptanceConfig(_Config):
     rule: str = "js"
     heads: int = 5
     dropout: float = 0.3
-    verdict: str = "sampled"
+    verdict: str = "auto"
     strictness: float = DEFAULT_STRICTNESS
     heads_mode: str = "auto"
     gaussian_tokens: int = 32
@@ -85,7 +86,7 @@ class AcceptanceConfig(_Config):
     def __post_init__(self) -> None:
         _integer("heads (K)", self.heads, 1, MAX_HEADS)
         _number("dropout (p)", self.dropout, 0.0, 1.0, "[0, 1)", include_high=False)
-        _choice("verdict", self.verdict, ("sampled", "denoised"))
+        _choice("verdict", self.verdict, ("auto", "sampled", "denoised"))
         _number("strictness", self.strictness, 0.0, 1.0, "(0, 1]", include_low=False)
         _choice("heads_mode", self.heads_mode, ("auto", "dropout", "gaussian"))
         _integer("gaussian_tokens (m)", self.gaussian_tokens, 8, 4096)
@@ -95,10 +96,17 @@ class AcceptanceConfig(_Config):
         _choice("evaluation", self.evaluation, ("lazy", "eager"))
         if self.mask_seed is not None:
             _integer("mask_seed", self.mask_seed, -(2**63), 2**63 - 1)
+        if self.verdict == "auto":
+            object.__setattr__(self, "verdict", "sampled" if _asks_for_sampling(vars(self)) else "denoised")
         if self.verdict == "sampled" and self.strictness != DEFAULT_STRICTNESS:
-            raise SettingError("strictness has a meaning for verdict='denoised' only: set that, or leave it out")
+            raise SettingError(
+                "strictness has a meaning for verdict='denoised' only: set that, or leave strictness out"
+            )
         if self.verdict == "denoised" and self.mask_seed is not None:
-            raise SettingError("mask_seed has no meaning for verdict='denoised', which draws nothing: leave it out")
+            raise SettingError(
+                "mask_seed has no meaning for verdict='denoised', which draws nothing: set verdict='sampled', or leave "
+                "mask_seed out"
+            )
         if self.wants_gaussian and self.support == "full":
             raise SettingError(
                 "support='full' is for dropout heads, and these settings ask for Gaussian ones: set "
@@ -116,6 +124,8 @@ class AcceptanceConfig(_Config):
             SettingError: an unknown name, or a value out of range.
         """
         self._check_names(options)
+        if "verdict" not in options and _asks_for_sampling(options):
+            options["verdict"] = "sampled"
         forgotten = {"sampled": "strictness", "denoised": "mask_seed"}.get(options.get("verdict", ""))
         if forgotten is not None:
             options = {forgotten: getattr(AcceptanceConfig, forgotten), **options}
@@ -197,6 +207,15 @@ class SamplingConfig(_Config):
             raise SettingError(f"ignore_eos must be true or false, got {self.ignore_eos!r}")
         if self.min_tokens > self.max_tokens:
             raise SettingError(f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})")
+
+
+def _asks_for_sampling(options: Mapping[str, Any]) -> bool:
+    """Whether one of the options has a meaning for the paper's sampled dropout heads only."""
+    return (
+        options.get("mask_seed") is not None
+        or options.get("support", "auto") != "auto"
+        or options.get("heads_mode") == "dropout"
+    )
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[AcceptanceConfig, DraftConfig, SamplingConfig]:

@@ -113,7 +113,7 @@ def test_the_frequency_is_that_of_sampled_verdicts_on_the_same_heads() -> None:
     """With dropout heads: set g has the masks of seed g at position 0."""
     config = replace(DENOISED, rule="js", heads_mode="dropout")
     at_zero = replace(EVIDENCE, positions=torch.zeros_like(EVIDENCE.positions))
-    sampled = AcceptanceConfig(rule="js")
+    sampled = AcceptanceConfig(rule="js", verdict="sampled")
     each = torch.stack([judge(at_zero, replace(sampled, mask_seed=g), HEAD).accept for g in range(HEAD_SETS)])  # [G, N]
     np.testing.assert_allclose(judge(EVIDENCE, config, HEAD).frequency, each.float().mean(dim=0), atol=1e-6)
 
@@ -179,11 +179,11 @@ def test_strict_and_placeholders_are_what_they_always_are(device: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"verdict": "mean"}, "verdict must be one of: sampled, denoised"),
+        ({"verdict": "mean"}, "verdict must be one of: auto, sampled, denoised"),
         ({"heads_mode": "normal"}, "heads_mode must be one of: auto, dropout, gaussian"),
         ({"verdict": "denoised", "strictness": 0}, r"strictness must be a number in \(0, 1\]"),
         ({"verdict": "denoised", "strictness": 1.1}, r"strictness must be a number in \(0, 1\]"),
-        ({"strictness": 0.7}, "strictness has a meaning for verdict='denoised' only"),
+        ({"verdict": "sampled", "strictness": 0.7}, "strictness has a meaning for verdict='denoised' only"),
         ({"verdict": "denoised", "mask_seed": 1}, "mask_seed has no meaning for verdict='denoised'"),
         ({"gaussian_tokens": 4}, "gaussian_tokens"),
     ],

@@ -19,7 +19,7 @@ from dropmatch.heads import build
 RULES = ["js", "naive", "strict"]
 SUPPORTS = ["full", "shortlist"]
 # p = 0.5 and weights that are multiples of 1/8: every logit is exact, so no batch rounds it differently
-EXACT = AcceptanceConfig(dropout=0.5, shortlist_size=64)
+EXACT = AcceptanceConfig(verdict="sampled", dropout=0.5, shortlist_size=64)
 HEAD = make_head(500, 32, scale=0.4)
 EVIDENCE = make_evidence(HEAD, 40)
 

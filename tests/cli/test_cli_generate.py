@@ -62,7 +62,7 @@ OPTIONS = [
     (["-K", "7"], "heads", 7),
     (["--dropout", "0.25"], "dropout", 0.25),
     (["-p", "0.25"], "dropout", 0.25),
-    (["--verdict", "denoised"], "verdict", "denoised"),
+    (["--verdict", "sampled"], "verdict", "sampled"),
     (["--verdict", "denoised", "--strictness", "0.7"], "strictness", 0.7),
     (["--heads-mode", "gaussian"], "heads_mode", "gaussian"),
     (["--token-floor", "0.05"], "token_floor", 0.05),
@@ -202,9 +202,11 @@ def test_logprobs_are_negative_and_in_the_summary(run: Run, pair: Pair) -> None:
     assert "log-probability" not in silent.stderr
 
 
-def test_trace_explains_every_draft_token(run: Run, pair: Pair, tmp_path: Path) -> None:
+@pytest.mark.parametrize("verdict", ["sampled", "denoised"])
+def test_trace_explains_every_draft_token(run: Run, pair: Pair, tmp_path: Path, verdict: str) -> None:
     path = tmp_path / "rounds.jsonl"
-    found = as_json(run, PROMPT, *pair.args("--trace", str(path), "--max-tokens", "40", "--logprobs"))
+    more = ("--trace", str(path), "--max-tokens", "40", "--logprobs", "--verdict", verdict)
+    found = as_json(run, PROMPT, *pair.args(*more))
     rounds = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     assert [r["round"] for r in rounds] == list(range(found["statistics"]["rounds"]))
     committed = [token for r in rounds for token in r["committed"]]
@@ -213,14 +215,18 @@ def test_trace_explains_every_draft_token(run: Run, pair: Pair, tmp_path: Path) 
 
     entries = [entry for r in rounds for entry in r["draft"]]
     keys = {"id", "text", "verdict", "reason", "exact", "clean_id", "clean_text"}
-    numbers = {"js", "radius", "votes", "probability", "uniform_passes"}
+    numbers = {"js", "radius", "votes", "probability", "uniform_passes", "frequency"}
     assert all(set(entry) == keys | numbers for entry in entries)
     assert {entry["verdict"] for entry in entries} >= {"accepted", "rejected", "not reached"}
     assert all(entry["text"] == f"w{entry['id']}" for entry in entries if entry["id"] >= 5)
     by_js = [entry for entry in entries if entry["reason"] == "js"]
     assert by_js
     for entry in by_js:
-        assert entry["js"] <= entry["radius"]
+        if verdict == "sampled":
+            assert entry["js"] <= entry["radius"]
+            assert entry["frequency"] is None
+        else:
+            assert 0.5 <= entry["frequency"] <= 1
         assert 0 <= entry["votes"] <= 5
         assert 0 < entry["probability"] < 1
         assert entry["id"] != entry["clean_id"]

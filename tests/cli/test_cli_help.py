@@ -77,7 +77,12 @@ def test_defaults_are_those_of_the_settings(run: Run) -> None:
     group: Any = typer.main.get_command(app)
     generate = group.get_command(typer.Context(group), "generate")
     offered = {parameter.name: parameter.default for parameter in generate.params}
-    expected = {**vars(AcceptanceConfig()), **vars(DraftConfig()), **vars(SamplingConfig())}
+    expected = {
+        **vars(AcceptanceConfig()),
+        "verdict": AcceptanceConfig.verdict,
+        **vars(DraftConfig()),
+        **vars(SamplingConfig()),
+    }
     shared = set(offered) & set(expected)
     assert len(shared) >= 15
     assert {name: offered[name] for name in shared} == {name: expected[name] for name in shared}

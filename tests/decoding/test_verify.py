@@ -45,7 +45,15 @@ def scene(seed: int, n: int = 5, noise: float = 0.8) -> tuple[LinearHead, Tensor
 def run(seed: int, chooser: TokenChooser | None = None, **config: Any) -> tuple[Outcome, LinearHead, Tensor]:
     head, hidden, draft, sequence = scene(seed)
     clean = hidden @ head.weight.T
-    outcome = verify(draft, clean, hidden, sequence, chooser or TokenChooser(), AcceptanceConfig(**config), head)
+    outcome = verify(
+        draft,
+        clean,
+        hidden,
+        sequence,
+        chooser or TokenChooser(),
+        AcceptanceConfig(**{"verdict": "sampled"} | config),
+        head,
+    )
     return outcome, head, clean
 
 
@@ -116,7 +124,7 @@ def test_verdicts_are_keyed_by_seed_and_position() -> None:
 
     def probability(seed: int, shift: int, mask_seed: int | None = None) -> float | None:
         """What the heads' centroid gives the token when the prompt is `shift` tokens longer."""
-        config = AcceptanceConfig("naive", heads=4, evaluation="eager", mask_seed=mask_seed)
+        config = AcceptanceConfig("naive", verdict="sampled", heads=4, evaluation="eager", mask_seed=mask_seed)
         longer = torch.cat([sequence[:1].repeat(shift), sequence])
         return verify(draft, clean, hidden, longer, TokenChooser(seed=seed), config, head).trace[0].probability
 
@@ -143,7 +151,9 @@ def test_case_5_a_banned_token_is_never_accepted_nor_emitted(rule: str, sample: 
         clean = hidden @ head.weight.T
         banned = [int(draft.tokens[1]), int(clean[0].argmax()), int(clean[-1].argmax())]
         chooser = TokenChooser(processors=(ban,), sample=sample, seed=seed)
-        outcome = verify(draft, clean, hidden, sequence, chooser, AcceptanceConfig(rule, dropout=0.6), head)
+        outcome = verify(
+            draft, clean, hidden, sequence, chooser, AcceptanceConfig(rule, verdict="sampled", dropout=0.6), head
+        )
         assert not set(outcome.tokens.tolist()) & set(banned)
         assert outcome.tokens.shape[0] <= 2
 
@@ -157,7 +167,7 @@ def test_case_8_heads_centroid_and_draft_obey_the_mask() -> None:
         shift[clean[0].topk(6).indices[1:]], shift[2::5] = -torch.inf, 1.5
         shift[draft.tokens] = 0.0
         chooser = TokenChooser(processors=(lambda ids, scores: scores + shift,))  # noqa: B023
-        config = AcceptanceConfig("js", dropout=0.0, evaluation="eager", heads=2)
+        config = AcceptanceConfig("js", verdict="sampled", dropout=0.0, evaluation="eager", heads=2)
         processed = Draft(draft.tokens, draft.logits + shift.clamp_min(-9.0), draft.probabilities)
         entry = verify(processed, clean, hidden, sequence, chooser, config, head).trace[0]
         target = (clean[0] + shift).double().softmax(dim=-1)
@@ -179,7 +189,9 @@ def test_a_token_outside_top_k_is_never_accepted(rule: str) -> None:
         head, hidden, draft, sequence = scene(seed)
         clean = hidden @ head.weight.T
         chooser = TokenChooser(warpers=warpers, sample=True, seed=seed)
-        outcome = verify(draft, clean, hidden, sequence, chooser, AcceptanceConfig(rule, dropout=0.6), head)
+        outcome = verify(
+            draft, clean, hidden, sequence, chooser, AcceptanceConfig(rule, verdict="sampled", dropout=0.6), head
+        )
         for token, row in zip(outcome.tokens.tolist(), clean, strict=False):
             assert token in row.topk(2).indices.tolist()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from dropmatch import Engine
 from dropmatch.drafting import DraftModel
+from dropmatch.engines.hf.engine import HeadsModeWarning
 from dropmatch.engines.hf.head import ModelHead
 from dropmatch.errors import ModelError, SettingError
 
@@ -98,13 +100,29 @@ def test_case_21_a_head_without_a_weight(tiny: Any, rule: str) -> None:
     assert not engine.head.can_gather
     with pytest.raises(SettingError, match=r"shortlist.*full"):
         engine.stream(tiny.prompt(1), rule=rule, support="shortlist", shortlist_size=32)
-    options = {"rule": rule, "max_tokens": 30, "dropout": 0.4, "seed": 3}
+    options = {"rule": rule, "verdict": "sampled", "max_tokens": 30, "dropout": 0.4, "seed": 3}
     reference = Engine(plain, tokenizer, drafter).generate(tiny.prompt(1), support="full", **options)
     for support in ("auto", "full"):
         result = engine.generate(tiny.prompt(1), support=support, shortlist_size=32, **options)
         assert result.token_ids == reference.token_ids
     assert reference.statistics.lossy > 0
     assert engine.generate(tiny.prompt(1), rule="strict", support="shortlist", max_tokens=4).token_ids
+
+
+@pytest.mark.parametrize("rule", ["naive", "js"])
+def test_case_21_a_head_without_rows_is_denoised_with_dropout_heads_and_says_so(tiny: Any, rule: str) -> None:
+    plain = tiny.build_model("llama")
+    wrapped = tiny.perturb(plain, 0.0)
+    wrapped.lm_head = Wrapped(wrapped.lm_head)
+    drafter, tokenizer = DraftModel(tiny.perturb(plain, 0.05)), tiny.word_tokenizer()
+    options = {"rule": rule, "verdict": "denoised", "max_tokens": 30, "dropout": 0.2}
+    with pytest.warns(HeadsModeWarning, match=r"dropout heads over the full vocabulary.*64 x K"):
+        result = Engine(wrapped, tokenizer, drafter).generate(tiny.prompt(1), **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", HeadsModeWarning)
+        reference = Engine(plain, tokenizer, drafter).generate(tiny.prompt(1), heads_mode="dropout", **options)
+    assert result.token_ids == reference.token_ids
+    assert result.statistics.lossy > 0
 
 
 def test_case_21_unknown_changes_after_the_head_are_refused(tiny: Any) -> None:

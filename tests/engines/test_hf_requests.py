@@ -253,7 +253,8 @@ def test_case_10_a_seed_is_a_text(tiny: Any, rule: str, temperature: float) -> N
 @pytest.mark.parametrize("rule", ["naive", "js"])
 def test_other_seeds_draw_other_masks(tiny: Any, rule: str) -> None:
     engine = tiny.engine()
-    texts = {tuple(engine.generate(tiny.prompt(1), rule=rule, seed=s, max_tokens=40).token_ids) for s in range(6)}
+    options = {"rule": rule, "verdict": "sampled", "max_tokens": 40}
+    texts = {tuple(engine.generate(tiny.prompt(1), seed=s, **options).token_ids) for s in range(6)}
     assert len(texts) > 1
     texts = {
         tuple(engine.generate(tiny.prompt(1), rule=rule, seed=s, mask_seed=3, max_tokens=40).token_ids)

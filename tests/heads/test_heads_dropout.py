@@ -151,7 +151,8 @@ def test_without_dropout_the_heads_are_the_clean_logits(config: AcceptanceConfig
 )
 def test_support_that_is_used(support: str, can_gather: bool, vocab: int, used: str) -> None:
     head = make_head(vocab, 16, can_gather=can_gather)
-    judge(make_evidence(head, 3), AcceptanceConfig(support=support, shortlist_size=64), head)
+    config = AcceptanceConfig(verdict="sampled", support=support, shortlist_size=64)
+    judge(make_evidence(head, 3), config, head)
     assert {kind for kind, _ in head.calls} == {used}
 
 

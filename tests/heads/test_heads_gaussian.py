@@ -21,7 +21,7 @@ from dropmatch.heads.gaussian import DRAFT_TOKENS, logit_covariance
 from dropmatch.heads.support import Vocabulary
 from dropmatch.masks import Stream, normals
 
-GAUSSIAN = AcceptanceConfig(heads_mode="gaussian", gaussian_tokens=32)
+GAUSSIAN = AcceptanceConfig(verdict="sampled", heads_mode="gaussian", gaussian_tokens=32)
 VOCAB = 900
 
 
@@ -290,7 +290,9 @@ def test_acceptance_is_that_of_dropout_heads(rule: str, units: int) -> None:
     rates = {}
     for mode in ("dropout", "gaussian"):
         # a random head is flat, so that a support of 64 would lack most of the mass: that is not asked here
-        config = AcceptanceConfig(rule=rule, heads_mode=mode, shortlist_size=1024, gaussian_tokens=512, dropout=0.1)
+        config = AcceptanceConfig(
+            rule, verdict="sampled", heads_mode=mode, shortlist_size=1024, gaussian_tokens=512, dropout=0.1
+        )
         accepted = [judge(evidence, replace(config, mask_seed=s), head).accept for s in range(10)]
         rates[mode] = torch.stack(accepted).float().mean(dim=0)  # [150]
     assert 0.2 < rates["dropout"].mean().item() < 0.9
@@ -315,7 +317,7 @@ def test_case_21_a_head_without_rows_gets_dropout_heads_and_says_so(verdict: str
     expected = judge(evidence, replace(config, heads_mode="dropout"), head)
     assert torch.equal(made.accept, expected.accept)
     assert check_heads(config, make_head(60, 16)) is None
-    assert check_heads(AcceptanceConfig(), head) is None
+    assert check_heads(AcceptanceConfig(verdict="sampled"), head) is None
 
 
 def test_full_support_is_refused_for_gaussian_heads() -> None:

@@ -115,7 +115,8 @@ Verdict = Annotated[
         "--verdict",
         metavar="HOW",
         help="sampled: one set of K random heads decides, as in the paper. denoised: accept where the probability of "
-        "acceptance over sets of K heads is at least --strictness; no randomness, no seed.",
+        "acceptance over sets of K heads is at least --strictness; no randomness, no seed. auto: denoised, or sampled "
+        "where --mask-seed, --support or --heads-mode dropout ask for the paper's heads.",
     ),
 ]
 Strictness = Annotated[

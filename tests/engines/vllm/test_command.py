@@ -363,7 +363,7 @@ def test_print_command(printed: Any) -> None:
     assert arguments[:5] == make()[:5]
     assert after(arguments, "--speculative-config")["num_speculative_tokens"] == 3
     found = after(arguments, "--additional-config")["dropmatch"]
-    verdict = {"verdict": "sampled", "strictness": 0.5, "heads_mode": "auto"}
+    verdict = {"verdict": "auto", "strictness": 0.5, "heads_mode": "auto"}
     assert found == {"rule": "naive", "heads": 7, "dropout": 0.1, "token_floor": 0.0, **verdict}
 
 

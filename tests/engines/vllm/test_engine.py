@@ -17,14 +17,14 @@ vllm = pytest.importorskip("vllm")
 pytestmark = pytest.mark.real_models
 
 LOSSY = [
-    ("naive", {"heads": 5, "dropout": 0.1}, 7),
-    ("naive", {"heads": 2, "dropout": 0.3}, 8),
-    ("js", {"heads": 5, "dropout": 0.05}, 7),
+    ("naive", {"verdict": "sampled", "heads": 5, "dropout": 0.1}, 7),
+    ("naive", {"verdict": "sampled", "heads": 2, "dropout": 0.3}, 8),
+    ("js", {"verdict": "sampled", "heads": 5, "dropout": 0.05}, 7),
     ("js", {"heads": 3, "dropout": 0.1, "token_floor": 0.05, "mask_seed": 11}, 9),
     ("js", {"heads": 4, "dropout": 0.02, "support": "full"}, 2**31),
-    ("js", {"heads": 5, "dropout": 0.1, "evaluation": "eager", "token_floor": 0.02}, 7),
+    ("js", {"verdict": "sampled", "heads": 5, "dropout": 0.1, "evaluation": "eager", "token_floor": 0.02}, 7),
     ("js", {"dropout": 0.1, "verdict": "denoised", "strictness": 0.4}, 7),
-    ("naive", {"dropout": 0.2, "heads_mode": "gaussian", "gaussian_tokens": 24}, 8),
+    ("naive", {"verdict": "sampled", "dropout": 0.2, "heads_mode": "gaussian", "gaussian_tokens": 24}, 8),
     ("strict", {}, 0),
 ]
 PLAIN = """

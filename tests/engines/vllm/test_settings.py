@@ -104,7 +104,10 @@ def test_a_request_names_a_rule_where_the_engine_has_none() -> None:
         ({"dropmatch": "js", "dropmatch_foo": 1}, "unknown key 'dropmatch_foo'.*dropmatch_heads"),
         ({"dropmatch": "js", "dropmatch_rule": "js"}, "unknown key 'dropmatch_rule'"),
         ({"dropmatchheads": 1}, "unknown key 'dropmatchheads'"),
-        ({"dropmatch": "js", "dropmatch_strictness": 0.7}, "strictness has a meaning for verdict='denoised' only"),
+        (
+            {"dropmatch": "js", "dropmatch_verdict": "sampled", "dropmatch_strictness": 0.7},
+            "strictness has a meaning for verdict='denoised' only",
+        ),
         ({"dropmatch": "js", "dropmatch_verdict": "denoised", "dropmatch_mask_seed": 1}, "mask_seed has no meaning"),
         ({"dropmatch": "js", "dropmatch_verdict": "often"}, "verdict must be one of"),
         ({"dropmatch_heads": 5}, "dropmatch_heads has no effect"),

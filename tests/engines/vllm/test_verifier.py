@@ -50,9 +50,13 @@ from dropmatch.engines.vllm.verifier import Verifier
 from dropmatch.errors import ModelError
 
 LOSSY = ("naive", "js")
-JS = {"dropmatch": "js"}
-NAIVE = {"dropmatch": "naive"}
-WILD = {"dropmatch_heads": 64, "dropmatch_dropout": 0.6}  # accepts nearly anything that can be
+JS = {"dropmatch": "js", "dropmatch_verdict": "sampled"}
+NAIVE = {"dropmatch": "naive", "dropmatch_verdict": "sampled"}
+WILD = {
+    "dropmatch_verdict": "sampled",
+    "dropmatch_heads": 64,
+    "dropmatch_dropout": 0.6,
+}  # accepts nearly anything that can be
 JUDGE = "dropmatch.engines.vllm.rows.judge"
 MANY = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -71,7 +75,8 @@ def asks(
         options["dropmatch_dropout"] = draw(st.sampled_from([0.0, 0.1, 0.3, 0.5]))
         options["dropmatch_evaluation"] = draw(st.sampled_from(["lazy", "lazy", "eager"]))
         options["dropmatch_token_floor"] = draw(st.sampled_from([0.0, 0.0, 0.1]))
-        if draw(st.booleans()):
+        options["dropmatch_verdict"] = draw(st.sampled_from(["sampled", "sampled", "denoised"]))
+        if options["dropmatch_verdict"] == "sampled" and draw(st.booleans()):
             options["dropmatch_mask_seed"] = draw(st.integers(-3, 3))
     changes: dict[str, Any] = {"options": options, "chunk": draw(st.sampled_from([0, 0, 4]))}
     if sampling and draw(st.booleans()) and -1 not in ranks:
@@ -144,7 +149,8 @@ def test_the_rules_do_accept_lossy_tokens_here_and_do_reject(rule: str, temperat
     reasons: Counter[str] = Counter()
     rejected = 0
     for seed in range(60):
-        ask = make_ask("a", [1, 0, 2, 1], seed, options={"dropmatch": rule}, temperature=temperature, seed=seed)
+        options = {"dropmatch": rule, "dropmatch_verdict": "sampled"}
+        ask = make_ask("a", [1, 0, 2, 1], seed, options=options, temperature=temperature, seed=seed)
         report = check([ask]).report["a"]
         reasons.update(report.accepted)
         rejected += len(report.accepted) < 4
