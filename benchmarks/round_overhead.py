@@ -26,6 +26,14 @@ from dropmatch.engines.hf.engine import Engine
 from dropmatch.heads import common_vocab
 
 STRICT = AcceptanceConfig(rule="strict")
+WAYS: dict[str, dict[str, Any]] = {
+    "js-shortlist": {"rule": "js", "support": "shortlist"},
+    "naive-shortlist": {"rule": "naive", "support": "shortlist"},
+    "js-full": {"rule": "js", "support": "full"},
+    "js-gaussian": {"rule": "js", "verdict": "sampled", "heads_mode": "gaussian"},
+    "js-denoised": {"rule": "js", "verdict": "denoised"},
+    "naive-denoised": {"rule": "naive", "verdict": "denoised"},
+}
 
 
 class PairedTimer:
@@ -172,24 +180,19 @@ def main() -> None:
     parser = arguments(__doc__.splitlines()[0])
     parser.add_argument("--prompts", type=int, default=5, help="prompts per case")
     parser.add_argument("--max-tokens", type=int, default=96, help="tokens per prompt, overhead")
-    parser.add_argument("--rows", type=int, default=5000, help="draft rows for the agreement")
+    parser.add_argument("--rows", type=int, default=5000, help="draft rows for the agreement; 0 leaves it out")
     parser.add_argument("--heads", type=int, default=5)
     parser.add_argument("--dropout", type=float, default=0.3)
     parser.add_argument("--shortlist-size", type=int, default=AcceptanceConfig.shortlist_size)
+    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
     options = parser.parse_args()
     pair = engine(options)
     pair.generate(chat("Hello"), max_tokens=16)
 
     cases = []
-    ways: list[dict[str, Any]] = [
-        *({"rule": rule, "support": "shortlist"} for rule in ("js", "naive")),
-        {"rule": "js", "support": "full"},
-        {"rule": "js", "heads_mode": "gaussian"},
-        *({"rule": rule, "verdict": "denoised"} for rule in ("js", "naive")),
-    ]
-    for way in ways:
+    for way in options.ways:
         config = AcceptanceConfig(
-            **way,
+            **WAYS[way],
             heads=options.heads,
             dropout=options.dropout,
             shortlist_size=options.shortlist_size,
@@ -200,17 +203,14 @@ def main() -> None:
                 cases.append(overhead(pair, kind, texts, length, config, options.max_tokens))
                 print(cases[-1], flush=True)
 
-    keeper = RowKeeper(options.heads, options.dropout, options.shortlist_size)
-    most = 5 if options.data is None else 40
-    texts = [t for two in zip(*(prompts(options.data, kind, most) for kind in ("maths", "prose"))) for t in two]
-    report(
-        {
-            "overhead": cases,
-            "agreement": agreement(pair, texts, options.rows, 256, keeper),
-            "peak_extra_mib": {support: peak_extra_mib(pair, support) for support in ("shortlist", "full")},
-        },
-        options.json,
-    )
+    figures: dict[str, Any] = {"overhead": cases}
+    if options.rows:
+        keeper = RowKeeper(options.heads, options.dropout, options.shortlist_size)
+        most = 5 if options.data is None else 40
+        texts = [t for two in zip(*(prompts(options.data, kind, most) for kind in ("maths", "prose"))) for t in two]
+        figures["agreement"] = agreement(pair, texts, options.rows, 256, keeper)
+        figures["peak_extra_mib"] = {support: peak_extra_mib(pair, support) for support in ("shortlist", "full")}
+    report(figures, options.json)
 
 
 if __name__ == "__main__":
