@@ -45,7 +45,7 @@ JS = register(
     Rule(
         name="js",
         judge=judge_js,
-        summary="the draft's distribution is within the cluster of K dropout heads, or its token their majority",
+        summary="the draft's distribution is within the cluster of K heads, or its token their majority",
         needs_draft_distribution=True,
     )
 )

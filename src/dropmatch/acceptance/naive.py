@@ -17,4 +17,4 @@ def judge_naive(evidence: Evidence, cluster: Cluster | None, config: AcceptanceC
     return verdict.with_numbers(votes=votes, probability=probability)
 
 
-NAIVE = register(Rule(name="naive", judge=judge_naive, summary="one of the K dropout heads chose the token (eq. 4)"))
+NAIVE = register(Rule(name="naive", judge=judge_naive, summary="one of the K heads chose the token (eq. 4)"))

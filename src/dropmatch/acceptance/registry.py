@@ -24,7 +24,7 @@ class Rule:
         name: how users choose it.
         judge: pure function (evidence of N rows, their cluster of heads, settings) -> verdict of N rows.
         summary: one line for `--help`.
-        needs_heads: whether it looks at dropout heads; if not, its cluster is None.
+        needs_heads: whether it looks at heads; if not, its cluster is None.
         needs_draft_distribution: whether it refuses drafters that have none.
         lossless: whether it accepts exact matches only.
     """
