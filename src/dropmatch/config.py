@@ -107,9 +107,9 @@ class AcceptanceConfig(_Config):
                 "mask_seed has no meaning for verdict='denoised', which draws nothing: set verdict='sampled', or leave "
                 "mask_seed out"
             )
-        if self.wants_gaussian and self.support == "full":
+        if self.wants_gaussian and self.support != "auto":
             raise SettingError(
-                "support='full' is for dropout heads, and these settings ask for Gaussian ones: set "
+                f"support={self.support!r} is for dropout heads, and these settings ask for Gaussian ones: set "
                 "heads_mode='dropout', or leave support out"
             )
         # last, since the rules import torch; and here, since they need this module

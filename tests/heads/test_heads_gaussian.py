@@ -322,8 +322,9 @@ def test_case_21_a_head_without_rows_gets_dropout_heads_and_says_so(verdict: str
 
 def test_full_support_is_refused_for_gaussian_heads() -> None:
     for more in ({"heads_mode": "gaussian"}, {"verdict": "denoised"}):
-        with pytest.raises(SettingError, match=r"support='full'.*heads_mode='dropout'"):
-            AcceptanceConfig(support="full", **more)
+        for support in ("full", "shortlist"):
+            with pytest.raises(SettingError, match=rf"support='{support}'.*heads_mode='dropout'"):
+                AcceptanceConfig(support=support, **more)
     assert AcceptanceConfig(support="full", verdict="denoised", heads_mode="dropout").wants_gaussian is False
 
 
