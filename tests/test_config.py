@@ -51,6 +51,12 @@ OPTIONS: list[tuple[Any, str, list[Any], list[Any], list[str]]] = [
         ["auto", "shortlist", "full"],
     ),
     (AcceptanceConfig, "shortlist_size", [16, 2048, 1 << 20], [15, -1, (1 << 20) + 1, 64.0, True], ["16", "1048576"]),
+    # js, the default rule, takes none of these; those that do are tested with their rules
+    (AcceptanceConfig, "threshold", [None], [0.5, "x"], ["no meaning for rule 'js'", "typical"]),
+    (AcceptanceConfig, "delta", [None], [0.5], ["no meaning for rule 'js'", "topk"]),
+    (AcceptanceConfig, "window", [None], [6], ["no meaning for rule 'js'", "fly"]),
+    (AcceptanceConfig, "weight", [None], [0.7], ["no meaning for rule 'js'", "ensemble"]),
+    (AcceptanceConfig, "candidates", [None], [10], ["no meaning for rule 'js'", "topk"]),
     (AcceptanceConfig, "evaluation", ["lazy", "eager"], ["", "Lazy", "both", None, 0], ["lazy", "eager"]),
     (
         AcceptanceConfig,
@@ -97,9 +103,13 @@ def test_changed_settings_forget_what_the_new_verdict_has_no_use_for() -> None:
 
 @pytest.mark.parametrize("options", [{"mask_seed": 0}, {"support": "full"}, {"heads_mode": "dropout"}], ids=str)
 def test_the_verdict_is_denoised_unless_an_option_asks_for_the_papers_heads(options: dict[str, Any]) -> None:
-    assert AcceptanceConfig().verdict == "denoised"
+    assert AcceptanceConfig().denoises(can_gather=True)
     assert AcceptanceConfig().wants_gaussian
+    assert not AcceptanceConfig().denoises(can_gather=False)
+    assert AcceptanceConfig(strictness=0.7).denoises(can_gather=False)
+    assert AcceptanceConfig(verdict="denoised").denoises(can_gather=False)
     assert AcceptanceConfig(**options).verdict == "sampled"
+    assert not AcceptanceConfig(**options).denoises(can_gather=True)
     assert not AcceptanceConfig(**options).wants_gaussian
     assert AcceptanceConfig(heads_mode="gaussian", verdict="sampled").wants_gaussian
 
@@ -116,11 +126,10 @@ def test_no_two_kinds_share_an_option() -> None:
 
 @pytest.mark.parametrize(("kind", "name", "good"), [(k, n, v) for k, n, good, *_ in OPTIONS for v in good])
 def test_bounds_are_accepted(kind: Any, name: str, good: Any) -> None:
-    kept = "denoised" if (name, good) == ("verdict", "auto") else good
-    assert getattr(kind(**{name: good}), name) == kept
-    assert getattr(kind.from_options({name: good}), name) == kept
+    assert getattr(kind(**{name: good}), name) == good
+    assert getattr(kind.from_options({name: good}), name) == good
     made = {type(config): config for config in split_options({name: good})}
-    assert getattr(made[kind], name) == kept
+    assert getattr(made[kind], name) == good
 
 
 @pytest.mark.parametrize(

@@ -44,5 +44,5 @@ def test_wheel_works_alone(wheel: Path, tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-c", script], cwd=tmp_path, env={"PYTHONPATH": str(site)}, capture_output=True, text=True
     )
-    assert "['js', 'naive', 'strict'] True" in result.stdout, result.stderr
+    assert "'js', 'margin', 'naive', 'strict'" in result.stdout, result.stderr
     assert "lossless" in result.stdout

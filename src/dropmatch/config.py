@@ -13,6 +13,7 @@ MAX_HEADS = 1024
 DEFAULT_STRICTNESS = 0.5
 MAX_DRAFT_LENGTH = 128
 MIN_TEMPERATURE = 1e-4
+RULE_PARAMETERS = ("threshold", "delta", "window", "weight", "candidates")
 
 ConfigT = TypeVar("ConfigT", bound="_Config")
 
@@ -50,8 +51,9 @@ class AcceptanceConfig(_Config):
         heads: K, how many heads the rule looks at.
         dropout: p, probability that a unit of the hidden state is dropped, in [0, 1).
         verdict: "sampled": by one set of K random heads, as in the paper; "denoised": accept where the probability
-            of acceptance over sets of K heads is at least `strictness`: no randomness, no seed; "auto" becomes
-            denoised, or sampled where `mask_seed`, `support` or heads_mode="dropout" ask for the paper's heads.
+            of acceptance over sets of K heads is at least `strictness`: no randomness, no seed; "auto": denoised, or
+            sampled where `mask_seed`, `support` or heads_mode="dropout" ask for the paper's heads, and where rows of
+            the LM head cannot be gathered, which makes many heads dear.
         strictness: that probability, in (0, 1].
         heads_mode: how heads are made. "dropout": by masks on the hidden state, as in the paper; "gaussian": drawn
             for the likeliest tokens from the distribution that dropout gives their logits; "auto": gaussian for a
@@ -65,9 +67,11 @@ class AcceptanceConfig(_Config):
         evaluation: "lazy" asks the rule only where the draft differs from the clean token; "eager" about
             every row, as the paper's statistics do.
         mask_seed: seed of the heads of a sampled verdict; None takes the seed of the sequence.
+        threshold, delta, window, weight, candidates: numbers of rules that look at no heads, each with its own
+            meaning and default there (`get_rule(name).parameters`, or `dropmatch rules`).
 
     Raises:
-        SettingError: a value out of range.
+        SettingError: a value out of range, or a number that the rule does not take.
     """
 
     rule: str = "js"
@@ -82,6 +86,11 @@ class AcceptanceConfig(_Config):
     shortlist_size: int = 2048
     evaluation: str = "lazy"
     mask_seed: int | None = None
+    threshold: float | None = None
+    delta: float | None = None
+    window: int | None = None
+    weight: float | None = None
+    candidates: int | None = None
 
     def __post_init__(self) -> None:
         _integer("heads (K)", self.heads, 1, MAX_HEADS)
@@ -96,8 +105,10 @@ class AcceptanceConfig(_Config):
         _choice("evaluation", self.evaluation, ("lazy", "eager"))
         if self.mask_seed is not None:
             _integer("mask_seed", self.mask_seed, -(2**63), 2**63 - 1)
-        if self.verdict == "auto":
-            object.__setattr__(self, "verdict", "sampled" if _asks_for_sampling(vars(self)) else "denoised")
+        if self.verdict == "auto" and _asks_for_sampling(vars(self)):
+            object.__setattr__(self, "verdict", "sampled")
+        elif self.verdict == "auto" and self.strictness != DEFAULT_STRICTNESS:
+            object.__setattr__(self, "verdict", "denoised")
         if self.verdict == "sampled" and self.strictness != DEFAULT_STRICTNESS:
             raise SettingError(
                 "strictness has a meaning for verdict='denoised' only: set that, or leave strictness out"
@@ -112,13 +123,29 @@ class AcceptanceConfig(_Config):
                 f"support={self.support!r} is for dropout heads, and these settings ask for Gaussian ones: set "
                 "heads_mode='dropout', or leave support out"
             )
-        # last, since the rules import torch; and here, since they need this module
-        from dropmatch.acceptance.registry import get_rule
+        self._settle_rule_parameters()
 
-        get_rule(self.rule)
+    def _settle_rule_parameters(self) -> None:
+        """Check the numbers that the rule takes, and fill in its defaults."""
+        # last, since the rules import torch; and here, since they need this module
+        from dropmatch.acceptance.registry import get_rule, rule_names
+
+        taken = {parameter.name: parameter for parameter in get_rule(self.rule).parameters}
+        for name in RULE_PARAMETERS:
+            value = getattr(self, name)
+            if name not in taken and value is not None:
+                others = [r for r in rule_names() if name in {each.name for each in get_rule(r).parameters}]
+                raise SettingError(
+                    f"{name}={value!r} has no meaning for rule {self.rule!r}: leave it out, or use a rule that takes "
+                    f"it ({', '.join(others) or 'there is none'})"
+                )
+            if name in taken and value is None:
+                object.__setattr__(self, name, taken[name].default)
+            elif name in taken:
+                taken[name].check(value)
 
     def changed(self, **options: Any) -> AcceptanceConfig:
-        """The settings with some changed; what has no meaning under a newly chosen verdict goes back to its default.
+        """The settings with some changed; what has no meaning under a new verdict or rule goes back to its default.
 
         Raises:
             SettingError: an unknown name, or a value out of range.
@@ -129,12 +156,18 @@ class AcceptanceConfig(_Config):
         forgotten = {"sampled": "strictness", "denoised": "mask_seed"}.get(options.get("verdict", ""))
         if forgotten is not None:
             options = {forgotten: getattr(AcceptanceConfig, forgotten), **options}
+        if options.get("rule", self.rule) != self.rule:
+            options = {**dict.fromkeys(RULE_PARAMETERS), **options}
         return replace(self, **options)
 
     @property
     def wants_gaussian(self) -> bool:
         """Whether heads are to be drawn from the Gaussian, if the LM head allows it."""
-        return self.heads_mode == "gaussian" or (self.heads_mode == "auto" and self.verdict == "denoised")
+        return self.heads_mode == "gaussian" or (self.heads_mode == "auto" and self.verdict != "sampled")
+
+    def denoises(self, can_gather: bool) -> bool:
+        """Whether verdicts are denoised, given whether rows of the LM head can be gathered."""
+        return self.verdict == "denoised" or (self.verdict == "auto" and can_gather)
 
 
 @dataclass(frozen=True)

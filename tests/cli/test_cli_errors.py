@@ -14,7 +14,7 @@ from dropmatch.errors import ModelError, SettingError
 Run = Callable[..., Any]
 
 SETTINGS = [
-    (["--rule", "foo"], "unknown rule 'foo'; the rules are: js, naive, strict"),
+    (["--rule", "foo"], "unknown rule 'foo'; the rules are: ensemble, fly, fuzzy, js, margin, naive, strict"),
     (["-K", "0"], "heads (K) must be an integer from 1 to 1024, got 0"),
     (["-p", "1"], "dropout (p) must be a number in [0, 1), got 1.0"),
     (["-p", "-0.1"], "dropout (p) must be a number in [0, 1), got -0.1"),

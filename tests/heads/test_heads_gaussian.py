@@ -320,6 +320,19 @@ def test_case_21_a_head_without_rows_gets_dropout_heads_and_says_so(verdict: str
     assert check_heads(AcceptanceConfig(verdict="sampled"), head) is None
 
 
+def test_by_default_a_head_without_rows_gets_the_papers_sampled_heads() -> None:
+    """Hundreds of heads over the full vocabulary would cost more than is won."""
+    head = make_head(60, 16, can_gather=False)
+    evidence = make_evidence(head, 3)
+    assert check_heads(AcceptanceConfig(), head) is None
+    made = judge(evidence, AcceptanceConfig(), head)
+    assert made.frequency.isnan().all()
+    expected = judge(evidence, AcceptanceConfig(verdict="sampled"), head)
+    assert torch.equal(made.accept, expected.accept)
+    assert torch.equal(made.distance, expected.distance)
+    assert not judge(evidence, AcceptanceConfig(), make_head(60, 16)).frequency.isnan().any()
+
+
 def test_full_support_is_refused_for_gaussian_heads() -> None:
     for more in ({"heads_mode": "gaussian"}, {"verdict": "denoised"}):
         for support in ("full", "shortlist"):

@@ -1,10 +1,9 @@
-"""The acceptance core: pure functions of evidence, one rule a file, a registry by name."""
+"""The acceptance core: pure functions of evidence, one rule a file in `rules`, a registry by name."""
 
 from dropmatch.acceptance.evidence import EXACT, REJECTED, SAMPLED, Evidence, Verdict, reason_code, reason_name
-from dropmatch.acceptance.registry import Rule, get_rule, register, rule_names
+from dropmatch.acceptance.registry import Parameter, Rule, get_rule, register, rule_names
 
-# importing a rule's module registers it
-from dropmatch.acceptance import js, naive, strict  # isort: skip
+from dropmatch.acceptance import rules  # isort: skip  (importing it registers the built-in ones)
 from dropmatch.acceptance.judging import judge  # isort: skip
 
 __all__ = [
@@ -12,15 +11,14 @@ __all__ = [
     "REJECTED",
     "SAMPLED",
     "Evidence",
+    "Parameter",
     "Rule",
     "Verdict",
     "get_rule",
     "judge",
-    "js",
-    "naive",
     "reason_code",
     "reason_name",
     "register",
     "rule_names",
-    "strict",
+    "rules",
 ]

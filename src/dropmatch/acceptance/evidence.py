@@ -50,6 +50,9 @@ class Evidence:
             accepted. None adds nothing.
         allowed: [N] bool: False where the draft token is ruled out by the request's top-k/p or a hard
             constraint; such a token is never accepted. None allows all.
+        followed: [N] int64: how many draft tokens right behind this one lossless decoding would accept, this one
+            being accepted.
+        remaining: [N] int64: how many draft tokens stand behind this one. Both only for rules that look at them.
     """
 
     hidden: Tensor
@@ -61,6 +64,8 @@ class Evidence:
     draft_logits: Tensor | None = None
     bias: Tensor | None = None
     allowed: Tensor | None = None
+    followed: Tensor | None = None
+    remaining: Tensor | None = None
 
     def __len__(self) -> int:
         return self.draft_tokens.shape[0]
@@ -94,10 +99,12 @@ class Verdict:
     Attributes:
         accept: [N] bool.
         reason: [N] int64 codes; see `reason_name`.
-        distance: [N] fp32 JS(draft ‖ centroid); NaN where the rule does not look at it.
+        distance: [N] fp32 JS(draft ‖ centroid), or JS(draft ‖ clean) of a rule without heads; NaN where the rule does
+            not look at it.
         radius: [N] fp32 largest JS(head ‖ centroid); NaN likewise.
         votes: [N] int64 how many heads chose the draft token; -1 likewise.
-        probability: [N] fp32 what the centroid gives the draft token; NaN likewise.
+        probability: [N] fp32 what the centroid gives the draft token, or the clean distribution where a rule looks at
+            no heads; NaN likewise.
         uniform_passes: [N] bool: radius so large that even a uniform draft would pass.
         frequency: [N] fp32 share of the sets of heads that accept; NaN where there is one set. Of a denoised
             verdict the numbers above are means over the sets (votes rounded, `uniform_passes` by the majority).

@@ -8,7 +8,7 @@ import torch
 
 from dropmatch.acceptance.denoising import denoised
 from dropmatch.acceptance.evidence import Evidence, Verdict
-from dropmatch.acceptance.registry import get_rule
+from dropmatch.acceptance.registry import Rule, get_rule
 from dropmatch.config import AcceptanceConfig
 from dropmatch.errors import SettingError
 from dropmatch.heads import Head, build_cluster, build_sets, common_vocab, rows_per_chunk
@@ -30,13 +30,15 @@ def judge(evidence: Evidence, config: AcceptanceConfig, head: Head | None = None
         The verdict on N rows.
 
     Raises:
-        SettingError: the rule needs a head or a draft distribution that is not there, or a shortlist is
-            asked of a head whose rows cannot be gathered.
+        SettingError: the rule needs a head, a draft distribution or the rest of the draft, which is not there, or a
+            shortlist is asked of a head whose rows cannot be gathered.
     """
     rule = get_rule(config.rule)
     rule.check_drafter(evidence.draft_logits is not None)
     if rule.needs_heads and head is None:
         raise SettingError(f"rule {rule.name!r} needs the target's LM head")
+    if rule.needs_block and evidence.followed is None:
+        raise SettingError(f"rule {rule.name!r} looks at what follows in the draft, which this evidence does not say")
     # a placeholder (-1) or a token that the target does not know is never accepted and never indexed with
     vocab = common_vocab(evidence)
     allowed = (evidence.draft_tokens >= 0) & (evidence.draft_tokens < vocab)  # [N]
@@ -49,20 +51,20 @@ def judge(evidence: Evidence, config: AcceptanceConfig, head: Head | None = None
 
     if len(evidence) == 0:
         return Verdict.blank(allowed, "exact")
-    if not rule.needs_heads or head is None:
-        verdict = rule.judge(evidence, None, config)
-    else:
-        size = rows_per_chunk(evidence, config, head)
-        parts = []
-        for start in range(0, len(evidence), size):
-            chunk = evidence.rows(slice(start, start + size))
-            basis = chunk if rule.needs_draft_distribution else _without_draft(chunk, vocab)
-            if config.verdict == "denoised":
-                parts.append(denoised(rule, chunk, build_sets(basis, config, head), config))
-            else:
-                parts.append(rule.judge(chunk, build_cluster(basis, config, head), config))
-        verdict = Verdict.join(parts)
-    return verdict.only(allowed)
+    used = head if rule.needs_heads else None
+    size = rows_per_chunk(evidence, config, used)
+    parts = [_judge(rule, evidence.rows(slice(i, i + size)), config, used) for i in range(0, len(evidence), size)]
+    return Verdict.join(parts).only(allowed)
+
+
+def _judge(rule: Rule, rows: Evidence, config: AcceptanceConfig, head: Head | None) -> Verdict:
+    """The verdict on a few rows; their draft tokens are in the common vocabulary."""
+    if head is None:
+        return rule.judge(rows, None, config)
+    basis = rows if rule.needs_draft_distribution else _without_draft(rows, common_vocab(rows))
+    if config.denoises(head.can_gather):
+        return denoised(rule, rows, build_sets(basis, config, head), config)
+    return rule.judge(rows, build_cluster(basis, config, head), config)
 
 
 def _without_draft(evidence: Evidence, vocab: int) -> Evidence:

@@ -17,6 +17,38 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Parameter:
+    """A number that a rule takes besides K and p.
+
+    Attributes:
+        name: one of `dropmatch.config.RULE_PARAMETERS`.
+        default: its value where the user gives none.
+        low, high: the smallest and the largest value.
+        meaning: a few words for help and errors.
+    """
+
+    name: str
+    default: float
+    low: float
+    high: float
+    meaning: str
+
+    def check(self, value: object) -> None:
+        """Refuse a value; where the default is an integer only integers will do.
+
+        Raises:
+            SettingError: it is no number in [low, high].
+        """
+        kind = int if isinstance(self.default, int) else (int, float)
+        fine = isinstance(value, kind) and not isinstance(value, bool) and self.low <= value <= self.high
+        if not fine:
+            what = "an integer" if kind is int else "a number"
+            raise SettingError(
+                f"{self.name} ({self.meaning}) must be {what} from {self.low:g} to {self.high:g}, got {value!r}"
+            )
+
+
+@dataclass(frozen=True)
 class Rule:
     """An acceptance rule.
 
@@ -26,7 +58,9 @@ class Rule:
         summary: one line for `--help`.
         needs_heads: whether it looks at heads; if not, its cluster is None.
         needs_draft_distribution: whether it refuses drafters that have none.
+        needs_block: whether it looks at what follows in the draft (`Evidence.followed` and `remaining`).
         lossless: whether it accepts exact matches only.
+        parameters: numbers that it takes besides K and p.
     """
 
     name: str
@@ -34,7 +68,9 @@ class Rule:
     summary: str
     needs_heads: bool = True
     needs_draft_distribution: bool = False
+    needs_block: bool = False
     lossless: bool = False
+    parameters: tuple[Parameter, ...] = ()
 
     def check_drafter(self, has_distribution: bool, drafter: str = "this drafter") -> None:
         """Refuse a drafter that does not offer what the rule compares.
@@ -46,6 +82,18 @@ class Rule:
             raise SettingError(
                 f"rule {self.name!r} compares distributions, and {drafter} has none: use rule 'naive' or 'strict', "
                 "or draft with a model"
+            )
+
+    def check_window(self, window: int | None, draft_length: int) -> None:
+        """Refuse drafts too short for what the rule looks at behind a token.
+
+        Raises:
+            SettingError: the rule could never accept more than exact matches.
+        """
+        if self.needs_block and window is not None and window >= draft_length:
+            raise SettingError(
+                f"rule {self.name!r} with window={window} needs at least {window + 1} draft tokens a round and "
+                f"draft_length is {draft_length}: raise draft_length (L), or lower window"
             )
 
 

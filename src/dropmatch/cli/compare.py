@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +16,7 @@ from dropmatch.cli.comparison_json import as_dict
 from dropmatch.cli.comparison_view import caveats, show_prompt, show_totals, speculated, suspicions
 from dropmatch.cli.console import error_console, has_color, output_console, say
 from dropmatch.cli.failures import INTERRUPTED, say_warning
+from dropmatch.cli.files import check_writable
 from dropmatch.cli.highlight import key
 from dropmatch.cli.progress import Display
 from dropmatch.cli.prompts import collect
@@ -57,8 +57,8 @@ Rules = Annotated[
         metavar="RULE,...",
         show_default="strict,naive,js",
         rich_help_panel=COMPARING,
-        help="Rules to compare, see dropmatch rules; js:denoised or js:sampled sets the verdict of one. Plain greedy "
-        "decoding always comes first.",
+        help="Rules to compare, see dropmatch rules; each may have settings of its own, as in "
+        "js:p=0.1,js:p=0.3:sampled,typical:threshold=0.2. Plain greedy decoding always comes first.",
     ),
 ]
 Repeats = Annotated[
@@ -122,7 +122,7 @@ def compare(
     texts = collect(prompt or (), prompts)
     names = [name.strip() for item in rules or () for name in item.split(",") if name.strip()]
     methods = choose_methods(names, settings)
-    _check_writable(json_file)
+    check_writable(json_file)
 
     output, errors = output_console(color), error_console(color)
     say(errors, "", f"loading {settings.target} and {settings.drafter}")
@@ -178,22 +178,3 @@ def _conclude(
         warned = [prompt.records[i].warnings for prompt in found if prompt.records[i].warnings]
         if warned:
             say_warning(f"{total.method.name}, {len(warned)} of {many}: {warned[0][0]}")
-
-
-def _check_writable(path: Path | None) -> None:
-    """Refuse a path now that could not be written in the end; a file that is there is left as it is.
-
-    Raises:
-        SettingError: it cannot be written.
-    """
-    if path is None:
-        return
-    problem = None
-    if path.is_dir():
-        problem = "it is a folder"
-    elif not path.absolute().parent.is_dir():
-        problem = "its folder does not exist"
-    elif not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
-        problem = "permission denied"
-    if problem:
-        raise SettingError(f"cannot write {path}: {problem}")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from dropmatch.cli.session import encode, start
 from dropmatch.cli.settings import Settings
+from dropmatch.config import DraftConfig
 from dropmatch.errors import SettingError
 from dropmatch.models.names import PROMPT_LOOKUP
+from dropmatch.rule_text import parse_rule
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +32,7 @@ class Method:
     """One way to decode.
 
     Attributes:
-        name: "plain", the name of a rule, or that with a verdict (js:denoised).
+        name: "plain", or the text of a rule with its settings (js, js:denoised, js:p=0.2).
         lossless: whether it should give the text of plain decoding.
         options: what it changes in the settings.
     """
@@ -61,20 +63,18 @@ def choose_methods(names: Sequence[str], settings: Settings) -> list[Method]:
 
 
 def _method(name: str, settings: Settings) -> Method:
-    """A method from RULE or RULE:VERDICT.
+    """A method from a rule's text, as `parse_rule` reads it; what it does not say is as in the settings.
 
     Raises:
-        SettingError: there is no such rule or verdict, or the drafter cannot serve the rule.
+        SettingError: there is no such rule or setting, or the drafter cannot serve the rule.
     """
     from dropmatch.acceptance import get_rule
 
-    rule, colon, verdict = name.partition(":")
-    settings.check_rule(rule)
-    options: dict[str, Any] = {"rule": rule}
-    if colon:
-        chosen = settings.acceptance.changed(rule=rule, verdict=verdict)
-        options |= {name: getattr(chosen, name) for name in ("verdict", "strictness", "mask_seed")}
-    return Method(name, get_rule(rule).lossless, options)
+    options = parse_rule(name)
+    own = {field.name: options.pop(field.name) for field in fields(DraftConfig) if field.name in options}
+    acceptance, drafting = settings.acceptance.changed(**options), replace(settings.drafting, **own)
+    settings.check_rule(acceptance, drafting)
+    return Method(name, get_rule(acceptance.rule).lossless, {**asdict(acceptance), **own})
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,8 @@ Rule = Annotated[
         metavar="RULE",
         help="How a draft token is judged. strict: only the target's own token (lossless). naive: a token that "
         "one of the heads chose. js: the draft's distribution is no farther from the heads' centroid than the "
-        "farthest head, or its token is their majority. All rules: dropmatch rules.",
+        "farthest head, or its token is their majority. All rules: dropmatch rules. Settings may stand behind it, as "
+        "in js:p=0.2:K=3 or typical:threshold=0.1.",
     ),
 ]
 Heads = Annotated[
@@ -116,7 +117,7 @@ Verdict = Annotated[
         metavar="HOW",
         help="sampled: one set of K random heads decides, as in the paper. denoised: accept where the probability of "
         "acceptance over sets of K heads is at least --strictness; no randomness, no seed. auto: denoised, or sampled "
-        "where --mask-seed, --support or --heads-mode dropout ask for the paper's heads.",
+        "where --mask-seed, --support or --heads-mode dropout ask for the paper's heads, or the LM head is quantised.",
     ),
 ]
 Strictness = Annotated[

@@ -12,6 +12,7 @@ import typer
 
 from dropmatch.cli import options as o
 from dropmatch.cli.console import error_console, say
+from dropmatch.cli.settings import with_rule_text
 from dropmatch.config import AcceptanceConfig, DraftConfig
 
 Target = Annotated[
@@ -38,8 +39,8 @@ Rule = Annotated[
     typer.Option(
         "--rule",
         metavar="RULE",
-        help="How draft tokens are judged unless a request says otherwise: off (lossless), strict (the same), naive "
-        "or js.",
+        help="How draft tokens are judged unless a request says otherwise: off (lossless), strict (the same), naive, "
+        "js, or another of dropmatch rules; with settings, as in js:p=0.2.",
         rich_help_panel=o.JUDGING,
     ),
 ]
@@ -96,8 +97,9 @@ def serve(
     """
     from dropmatch.engines.vllm import command, environment  # imports torch, which --help need not wait for
 
-    acceptance = {
+    acceptance: dict[str, Any] = {
         "rule": rule,
+        "draft_length": draft_length,
         "heads": heads,
         "dropout": dropout,
         "verdict": verdict,
@@ -106,6 +108,8 @@ def serve(
         "token_floor": token_floor,
         **({} if mask_seed is None else {"mask_seed": mask_seed}),
     }
+    acceptance = with_rule_text(acceptance)
+    rule, draft_length = acceptance["rule"], acceptance.pop("draft_length")
     on_cpu = environment.require_vllm()
     v2_runner = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
     arguments = command.server_command(target, draft, draft_length, acceptance, list(ctx.args), on_cpu, v2_runner)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from dropmatch.config import AcceptanceConfig, DraftConfig, SamplingConfig
 from dropmatch.errors import SettingError
 from dropmatch.models.names import DRAFT_WEIGHTS, NO_DRAFT, PROMPT_LOOKUP
+from dropmatch.rule_text import parse_rule
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 
@@ -53,6 +54,7 @@ class Settings:
             SettingError: a value is out of range, or two cannot be had together.
             ModelError: a model's name is of no known form, or names a file that cannot be used.
         """
+        values = with_rule_text(values)
         dtype, raw, system = values["dtype"], values["raw"], values.get("system")
         if dtype not in DTYPES:
             raise SettingError(f"dtype must be one of: {', '.join(DTYPES)}; got {dtype!r}")
@@ -79,7 +81,7 @@ class Settings:
         )
         settings._check_models()
         if "rule" in values:
-            settings.check_rule(values["rule"])
+            settings.check_rule(settings.acceptance, settings.drafting)
         return settings
 
     def _check_models(self) -> None:
@@ -103,16 +105,18 @@ class Settings:
 
         return None if self.draft == NO_DRAFT else self.draft or models.default_draft(self.target)
 
-    def check_rule(self, name: str) -> None:
+    def check_rule(self, acceptance: AcceptanceConfig, drafting: DraftConfig) -> None:
         """Refuse a rule that this drafter cannot serve.
 
         Raises:
-            SettingError: there is no such rule, or it compares distributions and the drafter has none.
+            SettingError: it compares distributions and the drafter has none, or it needs longer drafts.
         """
         from dropmatch.acceptance import get_rule
 
-        if self.drafting.draft_length:
-            get_rule(name).check_drafter(self.drafter != PROMPT_LOOKUP, PROMPT_LOOKUP)
+        if drafting.draft_length:
+            rule = get_rule(acceptance.rule)
+            rule.check_drafter(self.drafter != PROMPT_LOOKUP, PROMPT_LOOKUP)
+            rule.check_window(acceptance.window, drafting.draft_length)
 
     def options(self) -> dict[str, Any]:
         """The settings as the engine takes them."""
@@ -123,6 +127,23 @@ class Settings:
         names = ("target", "dtype", "draft_weights", "device", "raw", "system")
         own = {name: getattr(self, name) for name in names}
         return {**own, "draft": self.drafter, "stop": list(self.stop), **self.options()}
+
+
+def with_rule_text(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Option values with what the text of --rule says (js:p=0.2) in its place.
+
+    Raises:
+        SettingError: the text is not of that form, or an option is given both ways.
+    """
+    values = dict(values)
+    if "rule" not in values:
+        return values
+    defaults = {field.name: field.default for kind in (AcceptanceConfig, DraftConfig) for field in fields(kind)}
+    for name, value in parse_rule(values["rule"]).items():
+        if name != "rule" and values.get(name, defaults[name]) not in (defaults[name], value):
+            raise SettingError(f"{name} is given twice: {values[name]!r}, and {value!r} in --rule {values['rule']}")
+        values[name] = value
+    return values
 
 
 def _part(kind: type[ConfigT], values: Mapping[str, Any]) -> ConfigT:

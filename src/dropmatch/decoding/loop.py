@@ -16,7 +16,7 @@ from dropmatch.decoding.cached_model import CachedModel
 from dropmatch.decoding.sampling import TokenChooser
 from dropmatch.decoding.statistics import Statistics
 from dropmatch.decoding.stopping import StopRules
-from dropmatch.decoding.verify import DraftTokenTrace, verify
+from dropmatch.decoding.verify import DraftTokenTrace, Observer, verify
 from dropmatch.drafting.base import Draft, Drafter
 from dropmatch.heads import Head
 
@@ -44,6 +44,7 @@ class Request:
         acceptance: how draft tokens are judged.
         draft: how draft tokens are proposed; a draft length of 0 is plain decoding.
         logprobs: whether to compute log-probabilities.
+        observer: told of each draft before it is judged.
     """
 
     prompt: Tensor
@@ -52,6 +53,7 @@ class Request:
     acceptance: AcceptanceConfig
     draft: DraftConfig
     logprobs: bool = False
+    observer: Observer | None = None
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,16 @@ def decode(
             statistics.verify_seconds += time.perf_counter() - clock
 
             clock = time.perf_counter()
-            outcome = verify(draft, logits, head.hidden(n + 1), sequence, request.chooser, request.acceptance, head)
+            outcome = verify(
+                draft,
+                logits,
+                head.hidden(n + 1),
+                sequence,
+                request.chooser,
+                request.acceptance,
+                head,
+                request.observer if n else None,
+            )
             statistics.judge_seconds += time.perf_counter() - clock
 
             tokens, finish = _cut(outcome.tokens.tolist(), request, generated)
@@ -161,6 +172,7 @@ def _count(statistics: Statistics, block: Block) -> None:
     statistics.accepted += len(kept)
     statistics.lossy += sum(not entry.exact for entry in kept)
     statistics.reasons.update(entry.reason for entry in kept)
+    statistics.lengths[len(kept)] += 1
     judged = [entry for entry in left if entry.probability is not None]
     statistics.judged += len(judged)
     statistics.uniform_passes += sum(bool(entry.uniform_passes) for entry in judged)

@@ -21,6 +21,7 @@ class Statistics:
         generated: tokens committed.
         reasons: accepted draft tokens by reason (exact, sampled, js, majority, naive, ...).
         lossy: accepted draft tokens that lossless decoding would have refused.
+        lengths: rounds by how many draft tokens they accepted.
         judged: rows that the rule was asked about.
         uniform_passes: judged rows where even a uniform draft would have passed.
         draft_seconds: time spent drafting.
@@ -37,6 +38,7 @@ class Statistics:
     judged: int = 0
     uniform_passes: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
+    lengths: Counter[int] = field(default_factory=Counter)
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     judge_seconds: float = 0.0
@@ -64,6 +66,11 @@ class Statistics:
 
     def as_dict(self) -> dict[str, Any]:
         """All counts and rates, ready for JSON."""
-        fields = {name: value for name, value in vars(self).items() if name != "reasons"}
+        fields = {name: value for name, value in vars(self).items() if name not in ("reasons", "lengths")}
         rates = ("acceptance_length", "acceptance_rate", "lossy_share", "tokens_per_second")
-        return {**fields, "reasons": dict(self.reasons), **{name: getattr(self, name) for name in rates}}
+        return {
+            **fields,
+            "reasons": dict(self.reasons),
+            "lengths": dict(self.lengths),
+            **{name: getattr(self, name) for name in rates},
+        }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,6 +14,9 @@ from dropmatch.decoding.sampling import TokenChooser, pick, rejection_accepts, r
 from dropmatch.drafting.base import Draft
 from dropmatch.heads import Head
 from dropmatch.masks import Stream, uniforms
+
+# told of each draft before it is judged: its evidence [n rows], and what lossless decoding accepts [n] bool
+Observer = Callable[[Evidence, Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,7 @@ def verify(
     chooser: TokenChooser,
     config: AcceptanceConfig,
     head: Head,
+    observer: Observer | None = None,
 ) -> Outcome:
     """Accept the longest acceptable beginning of a draft and add the target's own next token.
 
@@ -79,6 +84,7 @@ def verify(
         chooser: processors, temperature and seed of the request.
         config: the acceptance rule.
         head: the target's LM head.
+        observer: told of the draft before it is judged.
     """
     n = draft.tokens.shape[0]
     scores = chooser.process(sequence, logits)  # [n + 1, V] fp32
@@ -95,6 +101,7 @@ def verify(
         draws = uniforms(Stream.ACCEPT, seeds, positions)
         exact = rejection_accepts(target[:n], draft.probabilities, draft.tokens, draws)
 
+    followed, remaining = following(exact) if get_rule(config.rule).needs_block else (None, None)
     evidence = Evidence(
         hidden=hidden[:n],
         clean_logits=logits[:n],
@@ -105,7 +112,11 @@ def verify(
         draft_logits=draft.logits,
         bias=_shift(scores[:n], logits[:n]) if chooser.processors else None,
         allowed=warped[:n].gather(1, draft.tokens[:, None]).squeeze(1) > -torch.inf,
+        followed=followed,
+        remaining=remaining,
     )
+    if observer is not None:
+        observer(evidence, exact)
     trace = _judge_rows(evidence, exact, config, head, sampled=chooser.sample)
     accepted = sum(entry.accepted for entry in trace)
     if target is None:
@@ -117,6 +128,15 @@ def verify(
             weights = residual(weights, q, draft.tokens[accepted])
         own = pick(weights, chooser.uniform(Stream.TARGET_TOKEN, start + accepted))
     return Outcome(torch.cat([draft.tokens[:accepted], own[None]]), trace)
+
+
+def following(exact: Tensor) -> tuple[Tensor, Tensor]:
+    """What stands behind each token of a draft: exact matches right after it, and tokens; [n] bool -> [n], [n]."""
+    remaining = torch.arange(exact.shape[0] - 1, -1, -1, device=exact.device)  # [n]
+    # the next token that is no exact match, counted from the end of the draft
+    ends = torch.where(exact, -1, remaining).flip(0).cummax(dim=0).values.flip(0)  # [n]
+    behind = torch.cat([ends[1:], ends.new_full((min(1, ends.shape[0]),), -1)])  # [n]
+    return remaining - 1 - behind, remaining
 
 
 def _shift(scores: Tensor, logits: Tensor) -> Tensor:

@@ -2,11 +2,12 @@
 
 from dropmatch.heads.build import build_cluster, build_sets, check_heads, rows_per_chunk
 from dropmatch.heads.cluster import Cluster
-from dropmatch.heads.head import Head, gathered_logits
+from dropmatch.heads.head import Finish, Head, gathered_logits
 from dropmatch.heads.support import common_vocab
 
 __all__ = [
     "Cluster",
+    "Finish",
     "Head",
     "build_cluster",
     "build_sets",

@@ -67,7 +67,8 @@ def check_heads(config: AcceptanceConfig, head: Head) -> str | None:
         SettingError: a shortlist is asked of a head whose rows cannot be gathered.
     """
     uses_shortlist(config, head, head.vocab_size)
-    if not config.wants_gaussian or head.can_gather:
+    asked = config.heads_mode == "gaussian" or config.verdict == "denoised"
+    if head.can_gather or not (asked and config.wants_gaussian):
         return None
     text = (
         "the rows of this LM head cannot be gathered (it is quantised, or wrapped by an adapter), so its heads are "
@@ -78,11 +79,13 @@ def check_heads(config: AcceptanceConfig, head: Head) -> str | None:
     return text
 
 
-def rows_per_chunk(evidence: Evidence, config: AcceptanceConfig, head: Head) -> int:
-    """How many rows to judge at once so that the temporaries stay near CHUNK_BYTES."""
+def rows_per_chunk(evidence: Evidence, config: AcceptanceConfig, head: Head | None) -> int:
+    """How many rows to judge at once so that the temporaries stay near CHUNK_BYTES; without a head, no heads."""
     vocab, units = common_vocab(evidence), evidence.hidden.shape[1]
-    if draws_gaussian(config, head):
-        heads = config.heads * (HEAD_SETS if config.verdict == "denoised" else 1)
+    if head is None:
+        row = vocab * BYTES_PER_LOGIT
+    elif draws_gaussian(config, head):
+        heads = config.heads * (HEAD_SETS if config.denoises(head.can_gather) else 1)
         row = (config.gaussian_tokens + DRAFT_TOKENS) * (heads * BYTES_PER_LOGIT + units * 10) + vocab * 16
     elif uses_shortlist(config, head, vocab):
         size = config.shortlist_size + DRAFT_SHORTLIST

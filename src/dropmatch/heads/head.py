@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -33,6 +34,24 @@ class Head(Protocol):
     def finish(self, logits: Tensor) -> Tensor:
         """What comes after the linear layer (a soft-cap, a scale), element by element: any shape."""
         ...
+
+
+@dataclass(frozen=True)
+class Finish:
+    """What a model does to the output of its LM head, element by element.
+
+    Attributes:
+        scale: factor.
+        cap: soft-cap, cap * tanh(x / cap), after it; None is none.
+    """
+
+    scale: float = 1.0
+    cap: float | None = None
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Any shape."""
+        logits = logits if self.scale == 1.0 else logits * self.scale
+        return logits if self.cap is None else torch.tanh(logits / self.cap) * self.cap
 
 
 def gathered_logits(hidden: Tensor, token_ids: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -49,6 +49,11 @@ def generate(
     shortlist_size: int = 2048,
     evaluation: str = "lazy",
     mask_seed: int | None = None,
+    threshold: float | None = None,
+    delta: float | None = None,
+    window: int | None = None,
+    weight: float | None = None,
+    candidates: int | None = None,
     draft_length: int | None = None,
     draft_stop_probability: float = 0.0,
     seed: int | None = None,
@@ -97,6 +102,11 @@ def generate(
         shortlist_size=shortlist_size,
         evaluation=evaluation,
         mask_seed=mask_seed,
+        threshold=threshold,
+        delta=delta,
+        window=window,
+        weight=weight,
+        candidates=candidates,
     )
     if not _handed_over:
         raise SettingError(

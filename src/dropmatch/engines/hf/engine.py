@@ -19,7 +19,7 @@ from dropmatch.decoding.sampling import Processor, TokenChooser
 from dropmatch.decoding.statistics import Statistics
 from dropmatch.decoding.stopping import Criterion, StopRules
 from dropmatch.decoding.text import Detokenizer
-from dropmatch.decoding.verify import DraftTokenTrace
+from dropmatch.decoding.verify import DraftTokenTrace, Observer
 from dropmatch.drafting import Drafter
 from dropmatch.engines.hf.head import ModelHead
 from dropmatch.engines.hf.result import GenerationResult, Token
@@ -108,11 +108,12 @@ class Engine:
         stopping_criteria: Sequence[Criterion] = (),
         logprobs: bool = False,
         trace: bool = False,
+        observer: Observer | None = None,
         **options: Any,
     ) -> GenerationStream:
         """Like `generate`, a round at a time: iterate over lists of tokens; `result` is what came so far.
 
-        The request is checked here, not at the first iteration.
+        The request is checked here, not at the first iteration. `observer` is told of each draft before it is judged.
         """
         acceptance, draft, sampling = split_options(options)
         ids = self.encode(prompt)
@@ -134,6 +135,7 @@ class Engine:
             acceptance=acceptance,
             draft=draft,
             logprobs=logprobs,
+            observer=observer,
         )
         return self.run(request, trace=trace)
 
@@ -219,7 +221,8 @@ def check_acceptance(
     """Refuse a rule that cannot be honoured with this drafter and head.
 
     Raises:
-        SettingError: there is no drafter, the rule needs its distribution, or the head offers no rows.
+        SettingError: there is no drafter, the rule needs its distribution or a longer draft, or the head offers no
+            rows.
     """
     rule = get_rule(acceptance.rule)
     if draft.draft_length == 0:
@@ -230,6 +233,7 @@ def check_acceptance(
             "for plain decoding"
         )
     rule.check_drafter(drafter.has_distribution, type(drafter).__name__)
+    rule.check_window(acceptance.window, draft.draft_length)
     if rule.needs_heads:
         told = check_heads(acceptance, head)
         if told is not None:

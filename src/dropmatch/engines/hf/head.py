@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,10 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dropmatch.errors import ModelError
-from dropmatch.heads import gathered_logits
+from dropmatch.heads import Finish, gathered_logits
 from dropmatch.models.packing import PackedLinear
-
-Finish = Callable[[Tensor], Tensor]
 
 _known: WeakKeyDictionary[Any, ModelHead] = WeakKeyDictionary()
 
@@ -48,7 +46,7 @@ class ModelHead:
         self._module: nn.Module = module
         self._captured: Tensor | None = None
         self.can_gather = type(module) in (nn.Linear, PackedLinear)
-        self._finish = self._find_finish(model)
+        self.finish = self._find_finish(model)
         self.vocab_size = self._probe_size
 
     @contextmanager
@@ -72,22 +70,18 @@ class ModelHead:
 
     def full(self, hidden: Tensor) -> Tensor:
         """[n, d] -> [n, V]."""
-        return self._finish(self._module(hidden))
+        return self.finish(self._module(hidden))
 
     def gather(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
         """[n, K, d], [n, S] -> [n, K, S]."""
         weight, bias = self._module.weight, self._module.bias
         logits = gathered_logits(hidden, token_ids, weight, bias)  # type: ignore[arg-type]
-        return self._finish(logits)
+        return self.finish(logits)
 
     def rows(self, token_ids: Tensor) -> tuple[Tensor, Tensor | None]:
         """[n, S] -> [n, S, d], [n, S]."""
         weight, bias = self._module.weight, self._module.bias
         return F.embedding(token_ids, weight), None if bias is None else bias[token_ids]  # type: ignore
-
-    def finish(self, logits: Tensor) -> Tensor:
-        """Any shape."""
-        return self._finish(logits)
 
     def _find_finish(self, model: Any) -> Finish:
         """The function that turns the head's output into the model's logits, found by trying it."""
@@ -117,11 +111,8 @@ def _candidates(config: Any) -> list[Finish]:
         if isinstance(value, (int, float)) and value:
             scales += [float(value), 1.0 / float(value)]
     caps = [getattr(config, name, None) for name in ("final_logit_softcapping", "softcap", "logit_softcap")]
-    found: list[Finish] = []
-    for cap in caps:
-        if isinstance(cap, (int, float)) and cap:
-            found += [_capped(float(cap), scale) for scale in reversed(scales)]
-    return found + [_scaled(scale) for scale in reversed(scales)]
+    found = [float(cap) for cap in caps if isinstance(cap, (int, float)) and cap]
+    return [Finish(scale, cap) for cap in [*found, None] for scale in reversed(scales)]
 
 
 def _error(made: Tensor, logits: Tensor) -> float:
@@ -129,11 +120,3 @@ def _error(made: Tensor, logits: Tensor) -> float:
     if made.shape != logits.shape:
         return float("inf")
     return float((made - logits).abs().max() / logits.abs().max().clamp_min(1e-30))
-
-
-def _scaled(scale: float) -> Finish:
-    return lambda logits: logits if scale == 1.0 else logits * scale
-
-
-def _capped(cap: float, scale: float) -> Finish:
-    return lambda logits: torch.tanh(_scaled(scale)(logits) / cap) * cap

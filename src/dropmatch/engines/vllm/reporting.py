@@ -48,6 +48,7 @@ class RequestReasons:
         self.rounds = 0
         self.drafted = 0
         self.accepted: Counter[str] = Counter()
+        self.lengths: Counter[int] = Counter()
 
     def add(self, reasons: Reasons) -> None:
         """Count one step."""
@@ -55,6 +56,7 @@ class RequestReasons:
         self.rounds += 1
         self.drafted += reasons.drafted
         self.accepted.update(reasons.accepted)
+        self.lengths[len(reasons.accepted)] += 1
 
     def to_dict(self) -> dict[str, Any]:
         """As it stands in a response."""
@@ -67,6 +69,7 @@ class RequestReasons:
             "accepted_tokens": accepted,
             "lossy_tokens": lossy,
             "accepted_by_reason": dict(sorted(self.accepted.items())),
+            "rounds_by_accepted": {str(length): count for length, count in sorted(self.lengths.items())},
         }
 
 

@@ -29,6 +29,7 @@ class Row:
         place: where it stands in its request's draft.
         config: its request's settings, without a mask seed, so that equal ones are judged together.
         seed: seed of its dropout masks.
+        followed, remaining: as in `Evidence`; known where its rule looks at them.
     """
 
     index: int
@@ -36,6 +37,8 @@ class Row:
     place: int
     config: AcceptanceConfig
     seed: int
+    followed: int = 0
+    remaining: int = 0
 
 
 class Material(Protocol):
@@ -97,6 +100,24 @@ def lossy_rows(
     return rows
 
 
+def with_following(rows: Sequence[Row], exact: dict[int, bool]) -> list[Row]:
+    """The rows with what follows them in their drafts, where a rule looks at that.
+
+    Args:
+        rows: in order, those of a request all together.
+        exact: for each row, by its index, whether lossless decoding accepts it.
+    """
+    found: list[Row] = []
+    behind: Row | None = None
+    for row in reversed(rows):
+        if behind is not None and behind.request == row.request and get_rule(row.config.rule).needs_block:
+            followed = 1 + behind.followed if exact[behind.index] else 0
+            row = replace(row, followed=followed, remaining=behind.remaining + 1)
+        behind = row
+        found.append(row)
+    return found[::-1]
+
+
 def with_unscaled(logits: Tensor, rows: Sequence[Row], unscaled: Tensor | None, places: dict[int, int]) -> Tensor:
     """Logits [n, V] of rows, where those that temperature has overwritten are put back from `unscaled` [m, V]."""
     for i, row in enumerate(rows):
@@ -139,4 +160,6 @@ def _evidence(rows: list[Row], material: Material) -> Evidence:
         draft_logits=material.draft_logits(rows) if get_rule(rows[0].config.rule).needs_draft_distribution else None,
         bias=bias,
         allowed=material.final(index, tokens) > -torch.inf,
+        followed=torch.tensor([row.followed for row in rows], device=clean.device),
+        remaining=torch.tensor([row.remaining for row in rows], device=clean.device),
     )

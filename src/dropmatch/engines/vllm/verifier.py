@@ -28,7 +28,7 @@ from dropmatch.acceptance import EXACT, SAMPLED, get_rule, reason_name
 from dropmatch.engines.vllm.drafts import DraftLogits
 from dropmatch.engines.vllm.reporting import Reasons
 from dropmatch.engines.vllm.requests import RequestSettings
-from dropmatch.engines.vllm.rows import Row, ask, lossy_rows, with_unscaled
+from dropmatch.engines.vllm.rows import Row, ask, lossy_rows, with_following, with_unscaled
 from dropmatch.heads import Head
 
 logger = init_logger(f"vllm.plugins.{__name__}")  # vLLM shows only loggers below its own
@@ -250,7 +250,7 @@ class Verifier:
         tokens = step.draft_tokens.tolist()
         queues: dict[str, list[Row]] = {}
         ended: set[str] = set()
-        for row in step.rows:
+        for row in with_following(step.rows, exact):
             always = row.config.evaluation == "eager" and row.request in greedy
             if row.request in ended or (exact[row.index] and not always):
                 continue
