@@ -11,6 +11,8 @@ from dropmatch.cli.compare import compare
 from dropmatch.cli.failures import Group
 from dropmatch.cli.generate import generate
 from dropmatch.cli.models import app as models
+from dropmatch.cli.record import record
+from dropmatch.cli.replay import replay
 from dropmatch.cli.rules import rules
 from dropmatch.cli.serve import serve
 
@@ -25,6 +27,8 @@ Examples:
   dropmatch generate "What is 17 * 23?" --json --trace rounds.jsonl
   dropmatch compare
   dropmatch compare --target ./big --draft ./small --prompts questions.jsonl
+  dropmatch record rounds.safetensors --prompts questions.jsonl
+  dropmatch replay rounds.safetensors js:p=0.1 js:p=0.3 typical margin
   dropmatch serve demo:qwen2.5-coder --rule js --port 8000
   dropmatch models list
 """
@@ -39,6 +43,8 @@ app = typer.Typer(
 app.command("generate")(generate)
 app.command("compare")(compare)
 app.command("serve", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
+app.command("record")(record)
+app.command("replay")(replay)
 app.add_typer(models, name="models")
 app.command("rules")(rules)
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dropmatch.cli.interrupts import Interrupt
+    from dropmatch.decoding.verify import Observer
     from dropmatch.engines.hf.engine import Engine, GenerationStream
     from dropmatch.engines.hf.result import Token
 
@@ -72,6 +73,7 @@ def start(
     *,
     logprobs: bool = False,
     trace: bool = False,
+    observer: Observer | None = None,
 ) -> GenerationStream:
     """Start a generation.
 
@@ -82,12 +84,13 @@ def start(
         changes: options to use instead.
         logprobs: keep the log-probability of each token.
         trace: keep the verdicts on draft tokens.
+        observer: told of each draft before it is judged.
 
     Raises:
         SettingError: the request cannot be honoured.
     """
     options = {**settings.options(), **(changes or {})}
-    return engine.stream(prompt, stop=settings.stop, logprobs=logprobs, trace=trace, **options)
+    return engine.stream(prompt, stop=settings.stop, logprobs=logprobs, trace=trace, observer=observer, **options)
 
 
 def follow(stream: GenerationStream, interrupt: Interrupt, each: Callable[[list[Token]], None]) -> None:

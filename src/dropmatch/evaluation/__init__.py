@@ -1,0 +1,1 @@
+"""What lossy acceptance wins and loses, measured: the lab."""

@@ -1,0 +1,151 @@
+"""Keeps the evidence of rounds as they are decoded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dropmatch.acceptance import Evidence
+from dropmatch.decoding.verify import following
+from dropmatch.environment import versions
+from dropmatch.errors import SettingError
+from dropmatch.evaluation.lab.record import Record
+from dropmatch.heads.dropout import DRAFT_SHORTLIST
+from dropmatch.heads.gaussian import DRAFT_TOKENS
+from dropmatch.heads.support import Vocabulary, common_vocab
+
+HEAD_TOKENS = 64  # Gaussian heads can be made for so many of the target's likeliest tokens
+CONTEXT = 24  # tokens of text before a row, to read it by
+
+
+class Recorder:
+    """An observer of decoding, for `Engine.stream(..., observer=recorder)`.
+
+    Args:
+        engine: whose rounds are recorded.
+        tokens: how many of the target's likeliest tokens are kept a row.
+        dropout_heads: keep the head's rows for all of them, as dropout heads need, and not for Gaussian heads only.
+
+    Raises:
+        SettingError: too few tokens.
+    """
+
+    def __init__(self, engine: Any, tokens: int = 2048, *, dropout_heads: bool = False) -> None:
+        if tokens < HEAD_TOKENS:
+            raise SettingError(f"a record keeps at least {HEAD_TOKENS} tokens a row, got {tokens}")
+        self._engine, self._tokens, self._dropout_heads = engine, tokens, dropout_heads
+        self._rows: list[dict[str, Tensor]] = []
+        self._drafts: list[dict[str, Tensor]] = []
+        self._head_ids: set[int] = set()
+        self._contexts: list[str] = []
+        self._count = 0
+        self._draft_vocab: int | None = None
+        self._sequence: list[int] = []  # the text so far, prompt included
+
+    def __len__(self) -> int:
+        """Mismatches so far."""
+        return self._count
+
+    def begin(self, prompt: Tensor) -> None:
+        """A generation begins; prompt: [T] ids."""
+        self._sequence = prompt.tolist()
+
+    def add(self, tokens: list[int]) -> None:
+        """A round has committed tokens."""
+        self._sequence += tokens
+
+    def __call__(self, evidence: Evidence, exact: Tensor) -> None:
+        """Keep one draft of n tokens; exact: [n] bool."""
+        followed, remaining = following(exact)
+        index = (~exact).nonzero().flatten()  # [m]
+        row = torch.full(exact.shape, -1, dtype=torch.int32)
+        row[index.cpu()] = torch.arange(self._count, self._count + len(index), dtype=torch.int32)
+        block = torch.full(exact.shape, len(self._drafts), dtype=torch.int32)
+        self._drafts.append({"block": block, "exact": exact.cpu(), "row": row})
+        if not len(index):
+            return
+        self._count += len(index)
+        self._rows.append(self._kept(evidence.rows(index)) | _small(evidence, followed, remaining, index))
+        tokenizer, drafted = self._engine.tokenizer, evidence.draft_tokens.tolist()
+        for place in index.tolist():
+            before = (self._sequence + drafted[:place])[-CONTEXT:]
+            self._contexts.append(tokenizer.decode(before))
+
+    def record(self, **about: Any) -> Record:
+        """What was recorded.
+
+        Args:
+            about: what else to say of it: names of the models, settings.
+
+        Raises:
+            SettingError: no draft differed from the target.
+        """
+        if not self._count:
+            raise SettingError("there is nothing to record: no draft token differed from the target's")
+        tensors = {name: torch.cat([d[name] for d in self._drafts]) for name in ("block", "exact", "row")}
+        tensors |= {name: torch.cat([row[name] for row in self._rows]) for name in self._rows[0]}
+        head = self._engine.head
+        ids = torch.tensor(sorted(self._head_ids))
+        if head.can_gather:
+            rows, bias = head.rows(ids[None].to(self._engine.model.device))
+            tensors |= {"head_ids": ids.int(), "head_rows": rows[0].cpu()}
+            tensors |= {} if bias is None else {"head_bias": bias[0].cpu()}
+        judged = {*tensors["draft_tokens"].tolist(), *tensors["clean_tokens"].tolist()}
+        draft = self._engine.drafter
+        return Record(
+            tensors,
+            {
+                **about,
+                "vocab": head.vocab_size,
+                "draft_vocab": self._draft_vocab,
+                "tokens": min(self._tokens, head.vocab_size),
+                "head_tokens": min(HEAD_TOKENS, head.vocab_size),
+                "dropout_heads": self._dropout_heads,
+                "drafter": type(draft).__name__,
+                "scale": head.finish.scale,
+                "cap": head.finish.cap,
+                "texts": {str(token): self._engine.tokenizer.decode([token]) for token in sorted(judged)},
+                "contexts": self._contexts,
+                "versions": versions(),
+            },
+        )
+
+    def _kept(self, rows: Evidence) -> dict[str, Tensor]:
+        """What is kept of m mismatches."""
+        if rows.bias is not None:
+            raise SettingError("requests with logits processors (min_tokens, constraints) cannot be recorded")
+        vocab = common_vocab(rows)
+        likeliest = Vocabulary(rows.clean_logits[:, :vocab]).likeliest(min(self._tokens, vocab))[1]  # [m, M]
+        parts, head_parts = [likeliest, rows.draft_tokens[:, None]], [likeliest[:, :HEAD_TOKENS]]
+        if rows.draft_logits is not None:
+            drafted = Vocabulary(rows.draft_logits[:, :vocab]).likeliest(min(DRAFT_SHORTLIST, vocab))[1]
+            parts.append(drafted)
+            head_parts += [rows.draft_tokens[:, None], drafted[:, :DRAFT_TOKENS]]
+        ids = torch.cat(parts, dim=1)  # [m, S]
+        wanted = ids if self._dropout_heads else torch.cat([*head_parts, rows.draft_tokens[:, None]], dim=1)
+        self._head_ids.update(wanted.flatten().tolist())
+        clean, clean_rest = Vocabulary(rows.clean_logits).split(ids)
+        dtype = rows.clean_logits.dtype
+        kept = {"hidden": rows.hidden, "ids": ids.int(), "clean": clean.to(dtype), "clean_rest": clean_rest}
+        if rows.draft_logits is not None:
+            draft, draft_rest = Vocabulary(rows.draft_logits).split(ids)
+            self._draft_vocab = rows.draft_logits.shape[1]
+            kept |= {"draft": draft.to(rows.draft_logits.dtype), "draft_rest": draft_rest}
+        return {name: value.cpu() for name, value in kept.items()}
+
+
+def _small(evidence: Evidence, followed: Tensor, remaining: Tensor, index: Tensor) -> dict[str, Tensor]:
+    """What is one number a row: of n rows those in index [m]."""
+    allowed = torch.ones_like(evidence.draft_tokens, dtype=torch.bool) if evidence.allowed is None else evidence.allowed
+    values = {
+        "draft_tokens": evidence.draft_tokens,
+        "clean_tokens": evidence.clean_tokens,
+        "seeds": evidence.seeds,
+        "positions": evidence.positions,
+        "allowed": allowed,
+        "followed": followed,
+        "remaining": remaining,
+    }
+    return {name: value[index].cpu() for name, value in values.items()}
