@@ -1,0 +1,5 @@
+"""Engines as the evaluation uses them: texts and counts for a group of examples with one setting."""
+
+from dropmatch.evaluation.backends.base import Backend, Group, Output
+
+__all__ = ["Backend", "Group", "Output"]

@@ -1,0 +1,85 @@
+"""What the evaluation asks of an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from dropmatch.evaluation.tasks import Example
+
+
+@dataclass(frozen=True)
+class Output:
+    """One generated text.
+
+    Attributes:
+        text: without special tokens.
+        tokens: how many were generated.
+        finish: "stop", or "length" where the budget cut it.
+        rounds, proposed, accepted, lossy: counts over committed tokens, as in `Statistics`.
+        reasons: accepted draft tokens by reason.
+        lengths: rounds by how many draft tokens they accepted.
+    """
+
+    text: str
+    tokens: int
+    finish: str
+    rounds: int = 0
+    proposed: int = 0
+    accepted: int = 0
+    lossy: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+    lengths: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Group:
+    """The texts of examples that were decoded together.
+
+    Attributes:
+        outputs: by example.
+        seconds: wall time of all, prefill included.
+    """
+
+    outputs: list[Output]
+    seconds: float
+
+
+class Backend(Protocol):
+    """An engine with a target and a drafter.
+
+    Attributes:
+        name: "hf" or "vllm".
+        group: how many examples are decoded and timed together.
+    """
+
+    name: str
+    group: int
+
+    def check(self, options: Mapping[str, Any]) -> None:
+        """Refuse settings before the first token.
+
+        Args:
+            options: fields of `AcceptanceConfig` and `DraftConfig`, "rule" among them.
+
+        Raises:
+            SettingError: they cannot be honoured.
+        """
+        ...
+
+    def generate(self, examples: Sequence[Example], options: Mapping[str, Any], max_tokens: int) -> Group:
+        """Decode examples greedily, each until its stop strings or `max_tokens`.
+
+        Raises:
+            SettingError: the settings or a prompt cannot be honoured.
+        """
+        ...
+
+    def log_likelihoods(self, examples: Sequence[Example], texts: Sequence[str]) -> list[float | None]:
+        """Mean log-probability a token that the target without dropout gives each text; None of an empty text."""
+        ...
+
+    def about(self) -> dict[str, Any]:
+        """Versions and machine, for the report."""
+        ...

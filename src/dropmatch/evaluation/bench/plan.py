@@ -1,0 +1,208 @@
+"""What a benchmark runs: tasks x rules with their settings, from a YAML file or a command line.
+
+target: demo:qwen2.5-coder
+draft: null                    # the demo target's own
+engine: hf                     # or vllm, in batches
+batch: 10                      # vllm: requests at once
+max_tokens: 256
+limit: 100                     # examples a task
+tasks:
+  - gsm8k_cot                  # a task of lm-evaluation-harness
+  - humaneval                  # EvalPlus
+  - data/prompts.jsonl         # open-ended prompts
+rules: [strict, "js:p=0.3"]    # one cell each
+grid:                          # and every combination of these
+  rule: [js, naive]
+  p: [0.1, 0.2, 0.3]
+  L: [5, 10]
+seeds: [0, 1, 2]               # mask seeds of sampled verdicts; each is a cell
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dropmatch.acceptance import get_rule
+from dropmatch.config import AcceptanceConfig, DraftConfig
+from dropmatch.errors import SettingError
+from dropmatch.rule_text import parse_rule, rule_text
+
+STRICT = "strict"
+ENGINES = ("hf", "vllm")
+
+
+@dataclass(frozen=True)
+class TaskChoice:
+    """A task of a plan.
+
+    Attributes:
+        name: of the harness, or a path of a JSONL file of prompts.
+        data: a JSONL file to take its examples from, where they do not come from the hub.
+        limit: examples, None is the plan's own.
+        max_tokens: likewise.
+    """
+
+    name: str
+    data: str | None = None
+    limit: int | None = None
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that decides about a benchmark's records.
+
+    Attributes:
+        target, draft: names of the models.
+        engine: "hf" or "vllm".
+        batch: requests at once, with vLLM.
+        dtype, draft_weights, device: as the engine takes them.
+        tasks: what to run.
+        rules: texts of rules, one cell each; strict is always among them, since all are compared with it.
+        limit: examples a task; None is all.
+        max_tokens: the most tokens an example.
+        log_likelihood: of open-ended tasks, also what the target gives the texts.
+    """
+
+    target: str
+    draft: str | None = None
+    engine: str = "hf"
+    batch: int = 10
+    dtype: str = "auto"
+    draft_weights: str = "auto"
+    device: str | None = None
+    tasks: tuple[TaskChoice, ...] = ()
+    rules: tuple[str, ...] = (STRICT,)
+    limit: int | None = None
+    max_tokens: int = 256
+    log_likelihood: bool = True
+
+    def __post_init__(self) -> None:
+        if self.engine not in ENGINES:
+            raise SettingError(f"engine must be one of: {', '.join(ENGINES)}; got {self.engine!r}")
+        for name, value in (("batch", self.batch), ("max_tokens", self.max_tokens), ("limit", self.limit)):
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise SettingError(f"{name} must be an integer of at least 1, got {value!r}")
+        if not self.tasks:
+            raise SettingError("a benchmark needs at least one task: give tasks, or --task")
+        for text in self.rules:
+            options(text)
+
+    @staticmethod
+    def from_yaml(path: Path) -> Plan:
+        """Read a plan.
+
+        Raises:
+            SettingError: the file cannot be read, or says something that is no plan.
+        """
+        try:
+            values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise SettingError(f"cannot read the plan {path}: {error.strerror}") from error
+        except yaml.YAMLError as error:
+            raise SettingError(f"{path}: no valid YAML ({error})") from error
+        if not isinstance(values, Mapping):
+            raise SettingError(f"{path}: expected settings by name, as in 'tasks: [gsm8k_cot]'")
+        try:
+            return Plan.from_values(values)
+        except SettingError as error:
+            raise SettingError(f"{path}: {error}") from None
+
+    @staticmethod
+    def from_values(values: Mapping[str, Any]) -> Plan:
+        """From settings by name, `grid` and `seeds` among them.
+
+        Raises:
+            SettingError: an unknown name, or a value that will not do.
+        """
+        rest = dict(values)
+        rules, grid, seeds = rest.pop("rules", ()), rest.pop("grid", {}), rest.pop("seeds", ())
+        known = [each.name for each in fields(Plan)]
+        for name in rest:
+            if name not in known:
+                raise SettingError(f"unknown setting {name!r}; there are {', '.join([*known, 'grid', 'seeds'])}")
+        if "target" not in rest:
+            raise SettingError("the plan names no target")
+        for name, value in (("tasks", rest.get("tasks", ())), ("rules", rules), ("seeds", seeds)):
+            if isinstance(value, str) or not isinstance(value, Sequence):
+                raise SettingError(f"{name} must be a list, got {value!r}")
+        rest["tasks"] = tuple(_task(task) for task in rest.get("tasks", ()))
+        return Plan(**rest, rules=cells([*rules, *combinations(grid)], seeds))
+
+    def task(self, choice: TaskChoice) -> TaskChoice:
+        """A task's settings with the plan's where it has none."""
+        return replace(choice, limit=choice.limit or self.limit, max_tokens=choice.max_tokens or self.max_tokens)
+
+
+def combinations(grid: Mapping[str, Any]) -> list[str]:
+    """Texts of all combinations of a grid; `rule` must be in it.
+
+    Raises:
+        SettingError: it is no grid.
+    """
+    if not grid:
+        return []
+    if not isinstance(grid, Mapping) or "rule" not in grid:
+        raise SettingError("grid needs the rules: rule: [js, naive], and lists of settings beside it, as p: [0.1, 0.3]")
+    columns = {name: value if isinstance(value, list) else [value] for name, value in grid.items()}
+    rules = columns.pop("rule")
+    return [
+        ":".join([rule, *(f"{name}={value}" for name, value in zip(columns, row, strict=True))])
+        for rule in rules
+        for row in itertools.product(*columns.values())
+    ]
+
+
+def cells(texts: Iterable[str], seeds: Sequence[int]) -> tuple[str, ...]:
+    """The cells of some rules: strict for each draft length first, and one for each seed of a sampled verdict.
+
+    Raises:
+        SettingError: a text is none of a rule.
+    """
+    found: dict[str, None] = {}
+    chosen = [parse_rule(text) for text in texts]
+    for length in dict.fromkeys(each.get("draft_length") for each in chosen) or [None]:
+        found[rule_text({"rule": STRICT, "draft_length": length})] = None
+    for each in chosen:
+        sampled = options(rule_text(each))[0].verdict == "sampled" and get_rule(each["rule"]).needs_heads
+        for seed in seeds if sampled and seeds and "mask_seed" not in each else [each.get("mask_seed")]:
+            found[rule_text({**each, "mask_seed": seed})] = None
+    return tuple(found)
+
+
+def options(text: str) -> tuple[AcceptanceConfig, DraftConfig]:
+    """A cell's settings.
+
+    Raises:
+        SettingError: it cannot be.
+    """
+    values = parse_rule(text)
+    names = {each.name for each in fields(DraftConfig)}
+    draft = DraftConfig.from_options({name: value for name, value in values.items() if name in names})
+    acceptance = {name: value for name, value in values.items() if name not in names}
+    return AcceptanceConfig.from_options(acceptance), draft
+
+
+def baseline(text: str) -> str:
+    """The strict cell that a cell is compared with: of the same draft length."""
+    return rule_text({"rule": STRICT, "draft_length": parse_rule(text).get("draft_length")})
+
+
+def without_seed(text: str) -> str:
+    """The text of a rule less its mask seed: the same for all seeds of it."""
+    return rule_text({**parse_rule(text), "mask_seed": None})
+
+
+def _task(value: Any) -> TaskChoice:
+    if isinstance(value, str):
+        return TaskChoice(value)
+    known = [each.name for each in fields(TaskChoice)]
+    if not isinstance(value, Mapping) or "name" not in value or set(value) - set(known):
+        raise SettingError(f"a task is a name, or settings out of {', '.join(known)}; got {value!r}")
+    return TaskChoice(**value)

@@ -1,0 +1,152 @@
+"""Runs a plan: every cell on every example, in turns, so that all share what the machine does meanwhile.
+
+Examples go in groups, the unit that is timed: single ones with the Hugging Face engine, twice the batch with vLLM.
+Within a group the cells run in an order that rotates from group to group.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any, Protocol
+
+from dropmatch.errors import SettingError
+from dropmatch.evaluation.backends import Backend
+from dropmatch.evaluation.bench.plan import Plan, options
+from dropmatch.evaluation.bench.store import Store
+from dropmatch.evaluation.tasks import Example, Task
+
+WARM_UP_TOKENS = 8
+SCORE, LOG_LIKELIHOOD = "score", "log_likelihood"
+
+
+class Progress(Protocol):
+    """Told how far a run has come."""
+
+    def begin(self, what: str) -> None:
+        """Something else is done now."""
+        ...
+
+    def done(self, tokens: int, measured: bool) -> None:
+        """A group of a cell is there; measured now, or found in the folder."""
+        ...
+
+
+def flat(text: str) -> dict[str, Any]:
+    """A cell's options as engines take them."""
+    acceptance, draft = options(text)
+    return {**asdict(acceptance), **asdict(draft)}
+
+
+class Runner:
+    """A plan on one engine.
+
+    Args:
+        plan: what to run.
+        cells: those of its cells that this engine runs.
+        tasks: its tasks, in the plan's order.
+        backend: the engine.
+        store: where records go.
+
+    Raises:
+        SettingError: a cell's settings cannot be honoured, or a task has no data; nothing was generated.
+    """
+
+    def __init__(self, plan: Plan, cells: Sequence[str], tasks: Sequence[Task], backend: Backend, store: Store) -> None:
+        self._plan, self._cells, self._backend, self._store = plan, list(cells), backend, store
+        self._crashed: set[tuple[str, str]] = set()
+        for cell in self._cells:
+            try:
+                backend.check(flat(cell))
+            except SettingError as error:
+                raise SettingError(f"{cell}: {error}") from None
+        self._work: list[tuple[Task, list[list[Example]], int]] = []
+        for task, choice in zip(tasks, plan.tasks, strict=True):
+            settings = plan.task(choice)
+            examples = task.examples(settings.limit)
+            groups = [examples[i : i + backend.group] for i in range(0, len(examples), backend.group)]
+            assert settings.max_tokens is not None
+            self._work.append((task, groups, settings.max_tokens))
+
+    @property
+    def total(self) -> int:
+        """Groups of cells, those found in the folder among them."""
+        return len(self._cells) * sum(len(groups) for _, groups, _ in self._work)
+
+    def run(self, progress: Progress) -> None:
+        """Decode what is missing, then score it."""
+        warm = False
+        for task, groups, max_tokens in self._work:
+            for number, group in enumerate(groups):
+                turn = number % len(self._cells)
+                for cell in self._cells[turn:] + self._cells[:turn]:
+                    if self._is_done(task, cell, number, group):
+                        progress.done(0, measured=False)
+                        continue
+                    if not warm:
+                        self._warm_up(group, progress)
+                        warm = True
+                    progress.begin(f"{task.name} {number + 1}/{len(groups)}, {cell}")
+                    tokens = self._measure(task, cell, number, group, max_tokens)
+                    progress.done(tokens, measured=True)
+            self._score(task, groups, progress)
+
+    def _is_done(self, task: Task, cell: str, number: int, group: Sequence[Example]) -> bool:
+        found = self._store.groups.get((task.name, cell, number))
+        return found is not None and found.ids == [example.id for example in group]
+
+    def _warm_up(self, group: Sequence[Example], progress: Progress) -> None:
+        """A few tokens of each cell, which are not kept."""
+        for cell in self._cells:
+            progress.begin(f"warming up: {cell}")
+            _guarded(partial(self._backend.generate, group, flat(cell), WARM_UP_TOKENS))
+
+    def _measure(self, task: Task, cell: str, number: int, group: Sequence[Example], max_tokens: int) -> int:
+        if (task.name, cell) in self._crashed:
+            return 0
+        found, error = _guarded(partial(self._backend.generate, group, flat(cell), max_tokens))
+        if error is not None:
+            self._store.fail(task.name, cell, error)
+            self._crashed.add((task.name, cell))
+            return 0
+        self._store.add(task.name, cell, number, group, found)
+        return sum(output.tokens for output in found.outputs)
+
+    def _score(self, task: Task, groups: Sequence[Sequence[Example]], progress: Progress) -> None:
+        """Scores of the texts that have none, and of open-ended ones what the target gives them."""
+        name = SCORE if task.metric else LOG_LIKELIHOOD
+        if not task.metric and not self._plan.log_likelihood:
+            return
+        measure = task.score if task.metric else self._backend.log_likelihoods
+        for cell in self._cells:
+            waiting: list[tuple[Example, str]] = []
+            for number, group in enumerate(groups):
+                if not self._is_done(task, cell, number, group):
+                    continue
+                outputs = self._store.groups[task.name, cell, number].outputs
+                waiting += [
+                    (example, output["text"])
+                    for example, output in zip(group, outputs, strict=True)
+                    if name not in self._store.scores[task.name, cell, example.id]
+                ]
+            if not waiting:
+                continue
+            progress.begin(f"{task.name}, scoring {cell}")
+            examples, texts = [example for example, _ in waiting], [text for _, text in waiting]
+            values, error = _guarded(partial(measure, examples, texts))
+            if error is not None:
+                self._store.fail(task.name, cell, f"scoring: {error}")
+                continue
+            self._store.score(task.name, cell, name, {e.id: v for e, v in zip(examples, values, strict=True)})
+
+
+def _guarded(act: Callable[[], Any]) -> tuple[Any, str | None]:
+    """What a cell comes to, or how it crashed: one cell's fault must not end the others."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return act(), None
+    except Exception as error:
+        return None, f"{type(error).__name__}: {error}"

@@ -1,0 +1,149 @@
+"""The folder of a benchmark: its plan, and what every cell said to every example.
+
+records.jsonl has a line for each example and cell. Those of a group, which was decoded and timed together, are
+written at once; a group that is not complete, since the process was killed meanwhile, counts as not done.
+scores.jsonl has what was found out about the texts afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dropmatch.errors import SettingError
+from dropmatch.evaluation.backends import Group
+from dropmatch.evaluation.bench.plan import Plan
+from dropmatch.evaluation.tasks import Example
+
+GROWS = ("tasks", "rules", "limit", "log_likelihood")  # a plan may ask for more of these later
+Key = tuple[str, str, int]  # task, cell, group
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One group of one cell.
+
+    Attributes:
+        ids: its examples.
+        outputs: by example, as `Output` has them.
+        seconds: wall time of all.
+    """
+
+    ids: list[str]
+    outputs: list[dict[str, Any]]
+    seconds: float
+
+
+class Store:
+    """A benchmark's folder.
+
+    Args:
+        folder: is made if it is not there.
+        plan: what is run.
+
+    Raises:
+        SettingError: the folder holds a benchmark of other settings, or a file there is damaged.
+    """
+
+    def __init__(self, folder: Path, plan: Plan) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._check_plan(plan)
+        self.groups: dict[Key, Timed] = {}
+        self.failures: dict[tuple[str, str], str] = {}
+        self.scores: dict[tuple[str, str, str], dict[str, float | None]] = defaultdict(dict)  # task, cell, example
+        self._load()
+
+    def add(self, task: str, cell: str, number: int, examples: Iterable[Example], group: Group) -> None:
+        """Keep a group of a cell."""
+        examples = list(examples)
+        where = {"task": task, "cell": cell, "group": number, "of": len(examples), "group_seconds": group.seconds}
+        outputs = [asdict(output) for output in group.outputs]
+        lines = [{**where, "id": e.id, **output} for e, output in zip(examples, outputs, strict=True)]
+        self._append("records.jsonl", lines)
+        self.groups[task, cell, number] = Timed([e.id for e in examples], outputs, group.seconds)
+
+    def fail(self, task: str, cell: str, error: str) -> None:
+        """Keep that a cell has crashed."""
+        self._append("records.jsonl", [{"task": task, "cell": cell, "error": error}])
+        self.failures[task, cell] = error
+
+    def score(self, task: str, cell: str, name: str, scores: Mapping[str, float | None]) -> None:
+        """Keep what was found out about texts, by example."""
+        lines = [{"task": task, "cell": cell, "id": i, "name": name, "value": value} for i, value in scores.items()]
+        self._append("scores.jsonl", lines)
+        for example, value in scores.items():
+            self.scores[task, cell, example][name] = value
+
+    def _append(self, name: str, lines: Iterable[Mapping[str, Any]]) -> None:
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        with (self.folder / name).open("a", encoding="utf-8") as file:
+            file.write(text)
+
+    def _check_plan(self, plan: Plan) -> None:
+        path, now = self.folder / "plan.json", asdict(plan)
+        if path.exists():
+            before = _read_json(path)
+            for name in (name for name in now if name not in GROWS):
+                if before.get(name) != now[name]:
+                    raise SettingError(
+                        f"{self.folder} holds a benchmark with {name}={before.get(name)!r}, and now it is "
+                        f"{now[name]!r}: give another --out, or the same settings"
+                    )
+            known = {task["name"]: task for task in before["tasks"]}
+            for task in now["tasks"]:
+                old = known.get(task["name"], task)
+                for name in ("data", "max_tokens"):
+                    if old[name] != task[name]:
+                        raise SettingError(
+                            f"{self.folder} holds {task['name']} with {name}={old[name]!r}, and now it is "
+                            f"{task[name]!r}: give another --out, or the same settings"
+                        )
+        fresh = path.with_suffix(".tmp")
+        fresh.write_text(json.dumps(now, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        fresh.replace(path)
+
+    def _load(self) -> None:
+        found: dict[Key, list[dict[str, Any]]] = defaultdict(list)
+        for line in self._lines("records.jsonl"):
+            if "error" in line:
+                self.failures[line["task"], line["cell"]] = line["error"]
+            else:
+                found[line["task"], line["cell"], line["group"]].append(line)
+        for key, lines in found.items():
+            size = lines[-1]["of"]
+            lines = lines[-size:]  # a group that was begun before and is complete now
+            if len(lines) == size and len({line["id"] for line in lines}) == size:
+                self.groups[key] = Timed([line["id"] for line in lines], lines, lines[-1]["group_seconds"])
+        for line in self._lines("scores.jsonl"):
+            self.scores[line["task"], line["cell"], line["id"]][line["name"]] = line["value"]
+
+    def _lines(self, name: str) -> list[dict[str, Any]]:
+        """The lines of a file; one at its end that was not written out is cut off."""
+        path = self.folder / name
+        if not path.exists():
+            return []
+        data = path.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        if len(whole) < len(data):
+            with path.open("r+b") as file:
+                file.truncate(len(whole))
+        found = []
+        # not splitlines, which also splits at the line separators of Unicode
+        for number, line in enumerate(whole.decode("utf-8", errors="replace").split("\n")[:-1], start=1):
+            try:
+                found.append(json.loads(line))
+            except ValueError as error:
+                raise SettingError(f"{path}, line {number} is damaged ({error}): remove it to go on") from error
+        return found
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SettingError(f"cannot read {path}: {error}") from error

@@ -1,0 +1,175 @@
+"""What a benchmark's records come to: speed beside quality, each with its interval, and what is suspicious.
+
+All is compared with the strict cell of the same draft length on the same examples.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict
+from statistics import mean, median
+from typing import Any
+
+from dropmatch.evaluation.bench.plan import Plan, baseline, without_seed
+from dropmatch.evaluation.bench.runner import LOG_LIKELIHOOD, SCORE
+from dropmatch.evaluation.bench.store import Store, Timed
+from dropmatch.evaluation.statistics import Interval, mean_interval, paired, ratio_interval
+from dropmatch.evaluation.text_checks import loops
+from dropmatch.rule_text import parse_rule
+
+# a cell with so many percent more of its texts looping or cut than strict's is flagged
+MORE_LOOPS, MORE_CUTS = 5.0, 10.0
+
+
+def summarise(plan: Plan, store: Store, metrics: dict[str, str | None]) -> dict[str, Any]:
+    """Everything, ready for JSON.
+
+    Args:
+        plan: what was run.
+        store: its records.
+        metrics: of each task, by its name, what its score is called; None of an open-ended task.
+    """
+    tasks = {}
+    for task, metric in metrics.items():
+        cells = {cell: _cell(store, task, cell) for cell in plan.rules if _groups(store, task, cell)}
+        for cell, entry in cells.items():
+            _compare(store, task, cell, baseline(cell), entry, cells)
+        tasks[task] = {
+            "metric": metric,
+            "cells": cells,
+            "seeds": _over_seeds(cells),
+            "best": best(cells),
+            "failures": {cell: text for (name, cell), text in store.failures.items() if name == task},
+        }
+    return {"plan": asdict(plan), "tasks": tasks}
+
+
+def best(cells: dict[str, dict[str, Any]]) -> str | None:
+    """The fastest cell of those that are not flagged and not measurably worse than strict; None if there is none."""
+    fine = {
+        name: cell["over_strict"]["value"]
+        for name, cell in cells.items()
+        if cell.get("over_strict") and not cell["flags"] and not _measurably_worse(cell)
+    }
+    return max(fine, key=lambda name: fine[name]) if fine else None
+
+
+def _measurably_worse(cell: dict[str, Any]) -> bool:
+    found = cell.get("against_strict")
+    return found is not None and found["difference"]["high"] < 0
+
+
+def _groups(store: Store, task: str, cell: str) -> dict[int, Timed]:
+    """The groups of a cell, by number."""
+    return {number: group for (t, c, number), group in sorted(store.groups.items()) if (t, c) == (task, cell)}
+
+
+def _cell(store: Store, task: str, cell: str) -> dict[str, Any]:
+    groups = _groups(store, task, cell)
+    outputs = [output for group in groups.values() for output in group.outputs]
+    ids = [i for group in groups.values() for i in group.ids]
+    tokens, rounds = sum(o["tokens"] for o in outputs), sum(o["rounds"] for o in outputs)
+    accepted, lossy = sum(o["accepted"] for o in outputs), sum(o["lossy"] for o in outputs)
+    reasons, lengths = Counter[str](), Counter[int]()
+    for output in outputs:
+        reasons.update(output["reasons"])
+        lengths.update({int(length): count for length, count in output["lengths"].items()})
+    scores = _scores(store, task, cell, SCORE, ids)
+    likelihoods = _scores(store, task, cell, LOG_LIKELIHOOD, ids)
+    return {
+        "rule": parse_rule(cell),
+        "examples": len(outputs),
+        "groups": len(groups),
+        "tokens": tokens,
+        "tokens_per_second": median(_speed(group) for group in groups.values()),
+        "acceptance_length": 1.0 + accepted / rounds if rounds else None,
+        "lossy_pct": 100 * lossy / tokens if tokens else 0.0,
+        "accepted_by_reason": dict(sorted(reasons.items())),
+        "accepted_by_position": _by_position(lengths),
+        "truncated": sum(o["finish"] == "length" for o in outputs),
+        "looping": sum(loops(o["text"]) for o in outputs),
+        "empty": sum(not o["text"].strip() for o in outputs),
+        "score": asdict(mean_interval(scores)) if scores else None,
+        "log_likelihood": asdict(mean_interval(likelihoods)) if likelihoods else None,
+        "flags": [],
+    }
+
+
+def _compare(
+    store: Store, task: str, cell: str, base: str, entry: dict[str, Any], cells: dict[str, dict[str, Any]]
+) -> None:
+    """Add what a cell is against strict, on the groups and examples that both have."""
+    if base not in cells or cell == base:
+        return
+    mine, theirs = _groups(store, task, cell), _groups(store, task, base)
+    shared = [number for number in mine if number in theirs and mine[number].ids == theirs[number].ids]
+    if not shared:
+        return
+    entry["over_strict"] = asdict(
+        ratio_interval([_speed(mine[n]) for n in shared], [_speed(theirs[n]) for n in shared])
+    )
+    ids = [i for number in shared for i in mine[number].ids]
+    for name, key in ((SCORE, "against_strict"), (LOG_LIKELIHOOD, "log_likelihood_against_strict")):
+        values = [(_value(store, task, base, name, i), _value(store, task, cell, name, i)) for i in ids]
+        both = [(theirs, ours) for theirs, ours in values if theirs is not None and ours is not None]
+        if both:
+            entry[key] = asdict(paired([theirs for theirs, _ in both], [ours for _, ours in both]))
+    entry["same_text"] = sum(
+        a["text"] == b["text"] for n in shared for a, b in zip(mine[n].outputs, theirs[n].outputs, strict=True)
+    )
+    entry["flags"] = _flags(entry, cells[base])
+
+
+def _flags(entry: dict[str, Any], base: dict[str, Any]) -> list[str]:
+    """What is wrong with a cell's texts."""
+    found = []
+    for name, more, what in (("looping", MORE_LOOPS, "looping"), ("truncated", MORE_CUTS, "cut off")):
+        ours, theirs = (100 * each[name] / each["examples"] for each in (entry, base))
+        if ours >= theirs + more:
+            found.append(f"{ours:.0f} % of its texts are {what}, {theirs:.0f} % of strict's")
+    if entry["empty"] > base["empty"] and 100 * entry["empty"] / entry["examples"] >= MORE_LOOPS:
+        found.append(f"{entry['empty']} of its texts are empty")
+    return found
+
+
+def _over_seeds(cells: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Of rules that were run with several seeds: the mean over seeds, and the least and the greatest."""
+    groups = defaultdict(list)
+    for name, cell in cells.items():
+        if cell["rule"].get("mask_seed") is not None:
+            groups[without_seed(name)].append(cell)
+    found = {}
+    for name, members in groups.items():
+        entry: dict[str, Any] = {"seeds": len(members)}
+        for key in ("score", "over_strict", "log_likelihood"):
+            values = [cell[key]["value"] for cell in members if cell.get(key)]
+            entry[key] = _spread(values) if values else None
+        entry["acceptance_length"] = _spread([cell["acceptance_length"] for cell in members])
+        found[name] = entry
+    return found
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    return asdict(Interval(mean(values), min(values), max(values)))
+
+
+def _scores(store: Store, task: str, cell: str, name: str, ids: Sequence[str]) -> list[float]:
+    values = (_value(store, task, cell, name, i) for i in ids)
+    return [value for value in values if value is not None]
+
+
+def _value(store: Store, task: str, cell: str, name: str, example: str) -> float | None:
+    """A score of one text; None if it has none."""
+    return store.scores.get((task, cell, example), {}).get(name)
+
+
+def _speed(group: Timed) -> float:
+    """Tokens per second."""
+    return sum(output["tokens"] for output in group.outputs) / group.seconds
+
+
+def _by_position(lengths: Counter[int]) -> list[float]:
+    """Share of rounds that accepted the draft token at each place, and all before it."""
+    rounds, longest = sum(lengths.values()), max(lengths, default=0)
+    return [sum(n for length, n in lengths.items() if length > place) / rounds for place in range(longest)]

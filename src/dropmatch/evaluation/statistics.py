@@ -1,0 +1,91 @@
+"""Paired statistics of two settings on the same examples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+RESAMPLES = 10_000
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Two settings on n examples with a score each.
+
+    Attributes:
+        n: examples.
+        difference: mean score of the second less that of the first, with a bootstrap interval over examples.
+        lost: examples on which the second scores less.
+        gained: examples on which it scores more.
+        p_value: exact McNemar test of lost against gained (two-sided sign test); 1 if nothing differs.
+    """
+
+    n: int
+    difference: Interval
+    lost: int
+    gained: int
+    p_value: float
+
+
+def mcnemar(lost: int, gained: int) -> float:
+    """Two-sided exact p-value of McNemar's test: under equal chances, lost ~ Binomial(lost + gained, 1/2)."""
+    n, k = lost + gained, min(lost, gained)
+    tail = sum(math.comb(n, i) for i in range(k + 1)) / 2**n
+    return min(1.0, 2.0 * tail)
+
+
+def paired(base: Sequence[float], other: Sequence[float], seed: int = 0) -> Paired:
+    """Compare scores of the same examples.
+
+    Raises:
+        ValueError: there are none, or not as many of both.
+    """
+    if len(base) != len(other) or not len(base):
+        raise ValueError(f"scores of the same examples are needed, got {len(base)} and {len(other)}")
+    difference = np.asarray(other, dtype=float) - np.asarray(base, dtype=float)
+    lost, gained = int((difference < 0).sum()), int((difference > 0).sum())
+    return Paired(len(base), mean_interval(difference, seed), lost, gained, mcnemar(lost, gained))
+
+
+def mean_interval(values: Sequence[float] | np.ndarray, seed: int = 0) -> Interval:
+    """Mean with a percentile bootstrap interval over its values."""
+    array = np.asarray(values, dtype=float)
+    means = array[_resampled(len(array), seed)].mean(axis=1)
+    return Interval(float(array.mean()), *_ends(means))
+
+
+def ratio_interval(above: Sequence[float], below: Sequence[float], seed: int = 0) -> Interval:
+    """Median of the ratios of pairs, with a percentile bootstrap interval over pairs."""
+    ratios = np.asarray(above, dtype=float) / np.asarray(below, dtype=float)
+    medians = np.median(ratios[_resampled(len(ratios), seed)], axis=1)
+    return Interval(float(np.median(ratios)), *_ends(medians))
+
+
+def share_interval(yes: int, n: int) -> Interval:
+    """A share with Wilson's interval, which does not shrink to a point at 0 and 1."""
+    z, share = 1.959964, yes / n
+    middle, spread = share + z * z / (2 * n), z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    scale = 1 + z * z / n
+    return Interval(share, max(0.0, (middle - spread) / scale), min(1.0, (middle + spread) / scale))
+
+
+def _resampled(n: int, seed: int) -> np.ndarray:
+    """Indices of RESAMPLES samples with replacement: [RESAMPLES, n]."""
+    return np.random.default_rng(seed).integers(0, n, size=(RESAMPLES, n))
+
+
+def _ends(estimates: np.ndarray) -> tuple[float, float]:
+    low, high = np.percentile(estimates, [2.5, 97.5])
+    return float(low), float(high)

@@ -1,0 +1,6 @@
+"""Tasks: where prompts come from, and how texts are scored. One kind a file."""
+
+from dropmatch.evaluation.tasks.base import Example, Task
+from dropmatch.evaluation.tasks.prompts import Prompts
+
+__all__ = ["Example", "Prompts", "Task"]

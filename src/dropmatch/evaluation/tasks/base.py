@@ -1,0 +1,52 @@
+"""What a task is: things to generate texts for, and how good the texts are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+Prompt = str | list[dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Example:
+    """One text to generate.
+
+    Attributes:
+        id: names it within its task; the same in every run.
+        prompt: text that is sent as it is, or chat messages for the model's template.
+        stop: texts that end the generation.
+        max_tokens: the most tokens that the task asks for; None leaves it to the run.
+        data: what scoring needs.
+    """
+
+    id: str
+    prompt: Prompt
+    stop: tuple[str, ...] = ()
+    max_tokens: int | None = None
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Task(Protocol):
+    """A set of examples and a score.
+
+    Attributes:
+        name: how users choose it, and how reports call it.
+        metric: name of the score; None for open-ended tasks.
+    """
+
+    name: str
+    metric: str | None
+
+    def examples(self, limit: int | None) -> list[Example]:
+        """The first `limit` examples, or all.
+
+        Raises:
+            SettingError: the data cannot be found or read; the message names file, line and field.
+        """
+        ...
+
+    def score(self, examples: Sequence[Example], texts: Sequence[str]) -> list[float | None]:
+        """For each example and the text generated for it, the score in [0, 1]; None of an open-ended task."""
+        ...
