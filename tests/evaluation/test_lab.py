@@ -1,0 +1,215 @@
+"""Records of real rounds: rules asked again say what they said, and what is counted is what happened."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dropmatch import Engine
+from dropmatch.config import AcceptanceConfig
+from dropmatch.drafting import DraftModel, PromptLookup
+from dropmatch.errors import SettingError
+from dropmatch.evaluation.lab import Record, Recorder, compare, replay, settings_of
+from dropmatch.rule_text import parse_rule
+
+VOCAB = 1500  # larger than what a record keeps
+RULES = (
+    "js",
+    "naive",
+    "js:strictness=0.7:p=0.2:K=3",
+    "js:sampled:heads_mode=gaussian",
+    "js:sampled:M=128",
+    "naive:sampled:M=128:mask_seed=5",
+    "js:denoised:token_floor=0.01",
+    "typical:threshold=0.05",
+    "margin:threshold=0.8",
+    "fuzzy:threshold=0.2",
+    "fly:window=1:threshold=0.05",
+    "ensemble:weight=0.5",
+    "topk",
+    "threshold:threshold=0.002",
+)
+
+
+@pytest.fixture(scope="module")
+def engine(tiny: Any) -> Engine:
+    target = tiny.build_model("gemma2", vocab_size=VOCAB)  # it has a soft-cap
+    return Engine(target, tiny.word_tokenizer(VOCAB), DraftModel(tiny.perturb(target, 0.08)))
+
+
+def run(engine: Engine, recorder: Recorder, prompts: list[torch.Tensor], **options: Any) -> list[list[Any]]:
+    """Decode and record: the trace of every round."""
+    rounds: list[list[Any]] = []
+    for seed, prompt in enumerate(prompts):
+        recorder.begin(prompt)
+        stream = engine.stream(prompt, trace=True, observer=recorder, seed=seed, **{"max_tokens": 50, **options})
+        for tokens in stream:
+            recorder.add([token.id for token in tokens])
+        rounds += [entries for entries in stream.trace if entries]
+    return rounds
+
+
+@pytest.fixture(scope="module")
+def recorded(tiny: Any, engine: Engine) -> tuple[Record, list[list[Any]]]:
+    recorder = Recorder(engine, tokens=128, dropout_heads=True)
+    rounds = run(engine, recorder, [tiny.prompt(i, 12, VOCAB) for i in range(4)], rule="strict")
+    return recorder.record(target="tiny", draft="tinier"), rounds
+
+
+@pytest.mark.parametrize("text", RULES)
+def test_a_replayed_verdict_is_the_live_one(tiny: Any, engine: Engine, text: str, tmp_path: Path) -> None:
+    recorder = Recorder(engine, tokens=128, dropout_heads=True)
+    rounds = run(engine, recorder, [tiny.prompt(20 + i, 12, VOCAB) for i in range(2)], **parse_rule(text))
+    recorder.record().save(tmp_path / "rounds.safetensors")
+    record = Record.load(tmp_path / "rounds.safetensors")
+    config = AcceptanceConfig.from_options(parse_rule(text))
+    verdict = replay(record, config).verdict
+
+    live = [entry for entries in rounds for entry in entries if not entry.exact]
+    assert len(live) == len(record) > 20
+    judged = 0
+    for row, entry in enumerate(live):
+        if entry.reason == "not reached":
+            continue
+        judged += 1
+        assert bool(verdict.accept[row]) == entry.accepted, (row, entry)
+        for ours, theirs in (
+            (verdict.probability, entry.probability),
+            # a divergence over the whole vocabulary needs what a record spreads evenly
+            (verdict.distance, entry.js if config.rule == "js" else None),
+            (verdict.radius, entry.radius),
+            (verdict.frequency, entry.frequency),
+        ):
+            if theirs is not None:
+                assert float(ours[row]) == pytest.approx(theirs, rel=2e-3, abs=1e-4)
+    assert judged > 10
+    assert int(verdict.accept.sum()) > 0
+
+
+def test_what_becomes_of_the_drafts_is_what_happened(recorded: tuple[Record, list[list[Any]]]) -> None:
+    record, rounds = recorded
+    assert record.blocks == len(rounds)
+    for text in ("js", "margin", "threshold:threshold=1.0", "threshold:threshold=0.0"):
+        found = replay(record, AcceptanceConfig.from_options(parse_rule(text)))
+        row, lengths, reached = 0, [], []
+        for entries in rounds:
+            alive, length = True, 0
+            for entry in entries:
+                if not entry.exact:
+                    reached.append(alive)
+                    alive &= bool(found.verdict.accept[row])
+                    row += 1
+                length += alive
+            lengths.append(length)
+        assert found.lengths.tolist() == lengths
+        assert found.reached.tolist() == reached
+
+
+def test_strict_decoding_accepts_what_a_record_of_it_says(recorded: tuple[Record, list[list[Any]]]) -> None:
+    record, rounds = recorded
+    accepted = sum(entry.accepted for entries in rounds for entry in entries)
+    found = compare(record, {"js": AcceptanceConfig()})
+    assert found["exact_acceptance_length"] == pytest.approx(1 + accepted / len(rounds))
+    assert found["rounds"] == len(rounds)
+    assert found["draft_tokens"] == sum(map(len, rounds))
+
+
+def test_a_comparison_says_who_accepts_what(recorded: tuple[Record, list[list[Any]]]) -> None:
+    record, _ = recorded
+    configs = settings_of(["js", "naive", "threshold:threshold=0.0"])
+    found = compare(record, configs)
+    accepts = {name: replay(record, config).verdict.accept for name, config in configs.items()}
+    rules = found["rules"]
+    everything = "threshold:threshold=0.0"
+    assert rules[everything]["accepted_pct"] == 100.0
+    alone = int((~accepts["js"] & ~accepts["naive"]).sum())
+    assert rules[everything]["alone"] == alone == len(found["alone"][everything])
+    assert rules["js"]["alone"] == rules["naive"]["alone"] == 0
+    same = (accepts["js"] == accepts["naive"]).double().mean()
+    assert rules["js"]["agreement_pct"]["naive"] == pytest.approx(100 * float(same))
+    likely = [row["draft_probability"] for row in found["alone"][everything]]
+    assert likely == sorted(likely)
+    json.dumps(found)
+
+
+def test_probabilities_are_those_of_the_target(tiny: Any, engine: Engine) -> None:
+    recorder = Recorder(engine, tokens=64)
+    prompt = tiny.prompt(50, 10, VOCAB)
+    rounds = run(engine, recorder, [prompt], rule="strict", max_tokens=20)
+    record = recorder.record()
+    result = engine.generate(prompt, rule="strict", max_tokens=20)
+    row, committed = 0, 0
+    found = compare(record, settings_of(["threshold:threshold=0.0"]))["alone"]["threshold:threshold=0.0"]
+    by_row = {entry["row"]: entry for entry in found}
+    assert len(by_row) == len(record)
+    for entries in rounds:
+        for place, entry in enumerate(entries):
+            if not entry.exact:
+                ids = prompt.tolist() + result.token_ids[:committed] + [e.token for e in entries[:place]]
+                p = tiny.full_logits(engine.model, ids)[-1].softmax(dim=0)
+                assert by_row[row]["draft_probability"] == pytest.approx(float(p[entry.token]), rel=1e-3, abs=1e-6)
+                assert by_row[row]["clean_probability"] == pytest.approx(float(p.max()), rel=1e-3)
+                assert by_row[row]["draft"] == f"w{entry.token}"
+                assert by_row[row]["context"].endswith(f"w{ids[-1]}")
+                row += 1
+        committed += sum(e.accepted for e in entries) + 1
+
+
+def test_settings_that_need_more_than_was_recorded_are_refused(tiny: Any, engine: Engine) -> None:
+    recorder = Recorder(engine, tokens=64)
+    run(engine, recorder, [tiny.prompt(60, 10, VOCAB)], rule="strict")
+    record = recorder.record()
+    for text, message in (
+        ("js:sampled", "Gaussian heads only: record with --dropout-heads"),
+        ("js:m=65", "gaussian_tokens=65 needs more tokens than this record keeps rows of the LM head for \\(64\\)"),
+        ("topk:candidates=100", "candidates=100 needs more tokens than this record keeps \\(64\\)"),
+    ):
+        with pytest.raises(SettingError, match=message):
+            replay(record, AcceptanceConfig.from_options(parse_rule(text)))
+    full = Recorder(engine, tokens=64, dropout_heads=True)
+    run(engine, full, [tiny.prompt(60, 10, VOCAB)], rule="strict")
+    for text, message in (
+        ("js:support=full", "support='full' looks at the whole vocabulary"),
+        ("js:sampled", "shortlist_size=2048 needs more tokens than this record keeps \\(64\\)"),
+    ):
+        with pytest.raises(SettingError, match=message):
+            replay(full.record(), AcceptanceConfig.from_options(parse_rule(text)))
+    with pytest.raises(SettingError, match="at least 64 tokens"):
+        Recorder(engine, tokens=63)
+
+
+def test_a_drafter_without_distribution_leaves_the_rules_that_need_none(tiny: Any) -> None:
+    target = tiny.build_model("llama", vocab_size=VOCAB)
+    engine = Engine(target, tiny.word_tokenizer(VOCAB), PromptLookup())
+    recorder = Recorder(engine, tokens=64)
+    prompt = tiny.prompt(1, 8, VOCAB).repeat(3)
+    run(engine, recorder, [prompt], rule="strict")
+    record = recorder.record()
+    for rule in ("naive", "margin", "typical"):
+        replay(record, AcceptanceConfig(rule))
+    with pytest.raises(SettingError, match="'js' compares distributions"):
+        replay(record, AcceptanceConfig("js"))
+
+
+def test_what_is_no_record_is_refused(tmp_path: Path, engine: Engine) -> None:
+    from safetensors.torch import save_file
+
+    (tmp_path / "text").write_text("hello")
+    save_file({"x": torch.zeros(2)}, tmp_path / "other")
+    for name, message in (("text", "cannot read the record"), ("other", "is no record"), ("absent", "cannot read")):
+        with pytest.raises(SettingError, match=message):
+            Record.load(tmp_path / name)
+    with pytest.raises(SettingError, match="nothing to record"):
+        Recorder(engine).record()
+
+
+def test_rules_are_named_by_their_texts() -> None:
+    assert settings_of(["js:p=0.1"]) == {"js:p=0.1": AcceptanceConfig(dropout=0.1)}
+    with pytest.raises(SettingError, match="js is given twice"):
+        settings_of(["js", "js"])
+    with pytest.raises(SettingError, match="leave L out"):
+        settings_of(["js:L=3"])
