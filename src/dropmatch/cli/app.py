@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from dropmatch import __version__
+from dropmatch.cli.bench import bench
 from dropmatch.cli.compare import compare
 from dropmatch.cli.failures import Group
 from dropmatch.cli.generate import generate
@@ -27,6 +28,7 @@ Examples:
   dropmatch generate "What is 17 * 23?" --json --trace rounds.jsonl
   dropmatch compare
   dropmatch compare --target ./big --draft ./small --prompts questions.jsonl
+  dropmatch bench --task questions.jsonl --rules js:p=0.1,js:p=0.3,typical --out results/first
   dropmatch record rounds.safetensors --prompts questions.jsonl
   dropmatch replay rounds.safetensors js:p=0.1 js:p=0.3 typical margin
   dropmatch serve demo:qwen2.5-coder --rule js --port 8000
@@ -43,6 +45,7 @@ app = typer.Typer(
 app.command("generate")(generate)
 app.command("compare")(compare)
 app.command("serve", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
+app.command("bench")(bench)
 app.command("record")(record)
 app.command("replay")(replay)
 app.add_typer(models, name="models")

@@ -77,6 +77,29 @@ def local(name: str) -> str:
     return str(fetch(name)) if classify(name) in (Kind.DEMO, Kind.GGUF) else name
 
 
+def speculative_config(target: str, draft: str | None, draft_length: int) -> dict[str, Any]:
+    """vLLM's speculative config for a draft model or prompt lookup.
+
+    Raises:
+        SettingError: nothing drafts.
+        ModelError: the draft model cannot be had.
+    """
+    draft = default_draft(target) if draft is None else draft
+    if draft is None:
+        raise SettingError("nothing drafts: give --draft MODEL, --draft prompt-lookup, or vLLM's --speculative-config")
+    config = DraftConfig(draft_length=draft_length)
+    if draft_length == 0:
+        raise SettingError("draft_length (L) must be at least 1 here: a server that drafts nothing needs no dropmatch")
+    if draft == PROMPT_LOOKUP:
+        return {
+            "method": "ngram",
+            "num_speculative_tokens": draft_length,
+            "prompt_lookup_max": config.max_ngram,
+            "prompt_lookup_min": config.min_ngram,
+        }
+    return {"method": "draft_model", "model": local(draft), "num_speculative_tokens": draft_length}
+
+
 def ranks(extra: Sequence[str]) -> int:
     """How many workers vLLM's options put on this machine: tensor- times pipeline-parallel size over machines."""
     given = _given(extra)
@@ -102,20 +125,7 @@ def _speculative(target: str, draft: str | None, draft_length: int, given: Mappi
         if draft is not None:
             raise SettingError("--draft and vLLM's own options for drafting exclude each other: give one")
         return None
-    draft = default_draft(target) if draft is None else draft
-    if draft is None:
-        raise SettingError("nothing drafts: give --draft MODEL, --draft prompt-lookup, or vLLM's --speculative-config")
-    config = DraftConfig(draft_length=draft_length)
-    if draft_length == 0:
-        raise SettingError("draft_length (L) must be at least 1 here: a server that drafts nothing needs no dropmatch")
-    if draft == PROMPT_LOOKUP:
-        return {
-            "method": "ngram",
-            "num_speculative_tokens": draft_length,
-            "prompt_lookup_max": config.max_ngram,
-            "prompt_lookup_min": config.min_ngram,
-        }
-    return {"method": "draft_model", "model": local(draft), "num_speculative_tokens": draft_length}
+    return speculative_config(target, draft, draft_length)
 
 
 def _additional(rule: str, settings: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, Any]:

@@ -45,13 +45,15 @@ def check_front_end() -> None:
     from vllm.v1.engine import EngineCoreOutput
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.input_processor import InputProcessor
-    from vllm.v1.engine.output_processor import OutputProcessor
+    from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput, RequestState
 
     _signature(InputProcessor.__init__, "self", "vllm_config")
     _signature(InputProcessor._validate_params, "self", "params", "supported_tasks")
     _signature(AsyncLLM.generate, "self", "prompt", "sampling_params")
     _signature(Scheduler.update_from_output, "self", "scheduler_output", "model_runner_output")
     _signature(OutputProcessor.process_outputs, "self", "engine_core_outputs")
+    _has(OutputProcessorOutput.__dataclass_fields__, "OutputProcessorOutput", "request_outputs")
+    _has(inspect.signature(RequestState.__init__).parameters, "RequestState", "external_req_id", "parent_req")
     _has(EngineCoreOutput.__struct_fields__, "EngineCoreOutput", "request_id", "new_token_ids", "kv_transfer_params")
 
 

@@ -4,7 +4,8 @@ worker        puts them on the ModelRunnerOutput
 engine core   moves them onto each request's EngineCoreOutput, under a key of its `kv_transfer_params`
 front end     takes them off again, and counts the tokens that remain after end-of-sequence tokens, stop
               strings and the token budget have cut: in Prometheus, and per request in
-              `metrics.speculative_decoding` of the response (with --per-request-spec-decode-metrics)
+              `metrics.speculative_decoding` of the response (with --per-request-spec-decode-metrics), or in
+              process as the attribute `dropmatch` of a finished `RequestOutput`
 """
 
 from __future__ import annotations
@@ -118,8 +119,11 @@ def take_off_and_count(process_outputs: Callable[..., Any]) -> Callable[..., Any
             if output.spec_decode_metrics is not None:
                 total = totals.setdefault(output.request_id, RequestReasons())
                 output.spec_decode_metrics = _with_reasons(output.spec_decode_metrics, total)
+        states = {output.request_id: self.request_states.get(output.request_id) for output in engine_core_outputs}
+        # of several texts for one prompt none is the request's own
+        names = {s.external_req_id: name for name, s in states.items() if s is not None and s.parent_req is None}
         try:
-            return process_outputs(self, engine_core_outputs, *args, **kwargs)
+            processed = process_outputs(self, engine_core_outputs, *args, **kwargs)
         finally:
             for output, reasons in found:
                 if not output.new_token_ids:
@@ -128,8 +132,12 @@ def take_off_and_count(process_outputs: Callable[..., Any]) -> Callable[..., Any
                 total = totals.setdefault(output.request_id, RequestReasons())
                 total.add(delivered)
                 _count(delivered)
-            for request in [name for name in totals if name not in self.request_states]:
-                del totals[request]
+            ended = {name: totals.pop(name) for name in list(totals) if name not in self.request_states}
+        for output in processed.request_outputs:
+            own = ended.get(names.get(output.request_id, ""))
+            if own is not None:
+                output.dropmatch = own.to_dict()
+        return processed
 
     return wrapper
 

@@ -95,8 +95,8 @@ class Plan:
             options(text)
 
     @staticmethod
-    def from_yaml(path: Path) -> Plan:
-        """Read a plan.
+    def read(path: Path) -> dict[str, Any]:
+        """Settings by name from a YAML file, for `from_values`.
 
         Raises:
             SettingError: the file cannot be read, or says something that is no plan.
@@ -109,26 +109,21 @@ class Plan:
             raise SettingError(f"{path}: no valid YAML ({error})") from error
         if not isinstance(values, Mapping):
             raise SettingError(f"{path}: expected settings by name, as in 'tasks: [gsm8k_cot]'")
-        try:
-            return Plan.from_values(values)
-        except SettingError as error:
-            raise SettingError(f"{path}: {error}") from None
+        known = [*(each.name for each in fields(Plan)), "grid", "seeds"]
+        for name in values:
+            if name not in known:
+                raise SettingError(f"{path}: unknown setting {name!r}; there are {', '.join(known)}")
+        return dict(values)
 
     @staticmethod
     def from_values(values: Mapping[str, Any]) -> Plan:
         """From settings by name, `grid` and `seeds` among them.
 
         Raises:
-            SettingError: an unknown name, or a value that will not do.
+            SettingError: a value that will not do.
         """
         rest = dict(values)
         rules, grid, seeds = rest.pop("rules", ()), rest.pop("grid", {}), rest.pop("seeds", ())
-        known = [each.name for each in fields(Plan)]
-        for name in rest:
-            if name not in known:
-                raise SettingError(f"unknown setting {name!r}; there are {', '.join([*known, 'grid', 'seeds'])}")
-        if "target" not in rest:
-            raise SettingError("the plan names no target")
         for name, value in (("tasks", rest.get("tasks", ())), ("rules", rules), ("seeds", seeds)):
             if isinstance(value, str) or not isinstance(value, Sequence):
                 raise SettingError(f"{name} must be a list, got {value!r}")
@@ -138,6 +133,15 @@ class Plan:
     def task(self, choice: TaskChoice) -> TaskChoice:
         """A task's settings with the plan's where it has none."""
         return replace(choice, limit=choice.limit or self.limit, max_tokens=choice.max_tokens or self.max_tokens)
+
+
+def parse_tasks(texts: Sequence[str]) -> list[dict[str, Any]]:
+    """Tasks of a command line: NAME, or NAME=FILE to take its examples from there."""
+    found = []
+    for text in texts:
+        name, equals, data = text.partition("=")
+        found.append({"name": name, "data": data if equals else None})
+    return found
 
 
 def combinations(grid: Mapping[str, Any]) -> list[str]:

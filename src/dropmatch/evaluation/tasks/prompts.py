@@ -17,7 +17,7 @@ class Prompts:
         name: how reports call it; default: the file's name and its folder's.
     """
 
-    metric = None
+    metric: str | None = None
 
     def __init__(self, path: Path, name: str | None = None) -> None:
         self.path = Path(path)

@@ -1,0 +1,180 @@
+"""`dropmatch bench`: rules, settings and tasks side by side, speed beside quality."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dropmatch.cli import options as o
+from dropmatch.cli.console import error_console, output_console, say
+from dropmatch.cli.failures import INTERRUPTED
+from dropmatch.errors import SettingError
+
+RUNNING = "What is run"
+PlanFile = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[PLAN.yaml]",
+        show_default=False,
+        help="The plan: target, draft, engine, batch, max_tokens, limit, tasks, rules, grid, seeds. Options replace "
+        "what it says.",
+    ),
+]
+Out = Annotated[
+    Path,
+    typer.Option(
+        "--out",
+        metavar="DIR",
+        rich_help_panel=o.OUTPUT,
+        help="The folder of records and reports. Given again, a run goes on where it was stopped.",
+    ),
+]
+Tasks = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--task",
+        metavar="TASK",
+        show_default=False,
+        rich_help_panel=RUNNING,
+        help="A task, may be given several times: a .jsonl file of prompts. TASK=FILE takes its examples from a JSONL "
+        "file instead of the hub.",
+    ),
+]
+Rules = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--rules",
+        metavar="RULE,...",
+        show_default="js,naive",
+        rich_help_panel=RUNNING,
+        help="Rules with their settings, one cell each: js:p=0.1,js:p=0.3:L=10,typical:threshold=0.2. Strict is always "
+        "there: all are compared with it.",
+    ),
+]
+Seeds = Annotated[
+    str | None,
+    typer.Option(
+        "--seeds",
+        metavar="N,...",
+        show_default="the request's own",
+        rich_help_panel=RUNNING,
+        help="Mask seeds of sampled verdicts, each a cell of its own.",
+    ),
+]
+Limit = Annotated[
+    int | None,
+    typer.Option("--limit", metavar="N", show_default="all", rich_help_panel=RUNNING, help="Examples of each task."),
+]
+EngineName = Annotated[
+    str | None,
+    typer.Option(
+        "--engine",
+        metavar="ENGINE",
+        show_default="hf",
+        rich_help_panel=o.MODELS,
+        help="hf: one example at a time; vllm: in batches, each draft length in a process of its own.",
+    ),
+]
+Batch = Annotated[
+    int | None,
+    typer.Option("--batch", metavar="N", show_default="10", rich_help_panel=o.MODELS, help="vLLM: requests at once."),
+]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--max-tokens", metavar="N", show_default="256", rich_help_panel=RUNNING, help="The most tokens of an example."
+    ),
+]
+Target = Annotated[
+    str | None,
+    typer.Option(
+        "--target",
+        metavar="MODEL",
+        show_default=o.DEFAULT_TARGET,
+        rich_help_panel=o.MODELS,
+        help="The model whose text is wanted: a hub id, a local folder, a .gguf file, or a demo model.",
+    ),
+]
+ReportOnly = Annotated[
+    bool,
+    typer.Option("--report-only", rich_help_panel=o.OUTPUT, help="Run nothing; report what the folder holds."),
+]
+
+
+def bench(
+    plan_file: PlanFile = None,
+    out: Out = Path("bench"),
+    task: Tasks = None,
+    rules: Rules = None,
+    seeds: Seeds = None,
+    limit: Limit = None,
+    max_tokens: MaxTokens = None,
+    target: Target = None,
+    draft: o.Draft = None,
+    engine: EngineName = None,
+    batch: Batch = None,
+    report_only: ReportOnly = False,
+    color: o.Color = None,
+) -> None:
+    """Measure rules on tasks: speed beside quality, against strict decoding on the same examples.
+
+    Cells take turns on every group of examples, so that they share what the
+    machine does meanwhile. Every text is kept; a run that was stopped goes on
+    where it was. At the end: report.json, report.md, plots and report.html.
+
+    Example: dropmatch bench --task prompts.jsonl --rules js:p=0.1,js:p=0.3,typical --limit 20 --out results/first
+    """
+    from dropmatch.evaluation.bench.plan import Plan, cells, parse_tasks
+    from dropmatch.evaluation.bench.report import write_report
+    from dropmatch.evaluation.bench.store import Store
+    from dropmatch.evaluation.bench.worker import run, tasks_of
+
+    values: dict[str, Any] = {"target": o.DEFAULT_TARGET}
+    if plan_file is not None:
+        values |= Plan.read(plan_file)
+    given: dict[str, Any] = {"target": target, "draft": draft, "engine": engine, "batch": batch, "limit": limit}
+    given |= {"max_tokens": max_tokens, "tasks": parse_tasks(task) if task else None}
+    given |= {"rules": _listed(rules), "seeds": _numbers(seeds)}
+    values |= {name: value for name, value in given.items() if value is not None}
+    if rules:
+        values.pop("grid", None)
+    elif not values.get("rules") and not values.get("grid"):
+        values["rules"] = list(cells(["js", "naive"], ()))
+    plan = Plan.from_values(values)
+
+    errors, output = error_console(color), output_console(color)
+    tasks = tasks_of(plan)
+    interrupted = False
+    if not report_only:
+        say(errors, "", f"{len(plan.rules)} cells on {len(tasks)} tasks, into {out}")
+        try:
+            run(plan, out, tasks)
+        except KeyboardInterrupt:
+            interrupted = True
+            say(errors, "", "interrupted: give the same command again to go on")
+    elif not (out / "plan.json").exists():
+        raise SettingError(f"{out} holds no benchmark")
+    store = Store(out, plan)
+    if store.groups:
+        output.print(write_report(plan, store, {each.name: each.metric for each in tasks}))
+        say(errors, "", f"written: {', '.join(str(path) for path in sorted(out.glob('report.*')))}")
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _listed(texts: list[str] | None) -> list[str] | None:
+    """Items of lists separated by commas."""
+    if texts is None:
+        return None
+    return [item.strip() for text in texts for item in text.split(",") if item.strip()]
+
+
+def _numbers(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    try:
+        return [int(item) for item in text.split(",")]
+    except ValueError:
+        raise SettingError(f"--seeds must be integers with commas between them, got {text!r}") from None

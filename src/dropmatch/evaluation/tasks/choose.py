@@ -1,0 +1,26 @@
+"""Tasks by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dropmatch.errors import SettingError
+from dropmatch.evaluation.tasks.base import Task
+from dropmatch.evaluation.tasks.prompts import Prompts
+
+
+def choose_task(name: str, data: str | None = None) -> Task:
+    """A task from its name: a JSONL file of prompts.
+
+    Args:
+        name: how the user calls it.
+        data: a JSONL file to take its examples from.
+
+    Raises:
+        SettingError: there is none of that name.
+    """
+    if name.endswith((".jsonl", ".json")):
+        if data is not None:
+            raise SettingError(f"{name} is a file of prompts already: leave its data out")
+        return Prompts(Path(name))
+    raise SettingError(f"no task is called {name!r}: name a .jsonl file of prompts")

@@ -1,0 +1,108 @@
+"""Plans: what cells a grid has, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dropmatch.config import AcceptanceConfig, DraftConfig
+from dropmatch.errors import SettingError
+from dropmatch.evaluation.bench.plan import (
+    Plan,
+    TaskChoice,
+    baseline,
+    cells,
+    combinations,
+    options,
+    parse_tasks,
+    without_seed,
+)
+
+TASKS = {"target": "big", "tasks": ["a.jsonl"]}
+
+
+def test_a_grid_is_every_combination() -> None:
+    grid = {"rule": ["js", "naive"], "p": [0.1, 0.3], "L": 10}
+    assert combinations(grid) == ["js:p=0.1:L=10", "js:p=0.3:L=10", "naive:p=0.1:L=10", "naive:p=0.3:L=10"]
+    assert combinations({}) == []
+
+
+def test_strict_is_there_once_for_each_draft_length() -> None:
+    assert cells(["js", "naive:L=10"], ()) == ("strict", "strict:L=10", "js", "naive:L=10")
+    assert cells(["strict", "js"], ()) == ("strict", "js")
+    assert cells([], ()) == ("strict",)
+    assert cells(["js:p=0.2", "js:dropout=0.2"], ()) == ("strict", "js:p=0.2")
+    assert baseline("js:p=0.2:L=10") == "strict:L=10"
+    assert baseline("js:p=0.2") == "strict"
+
+
+def test_seeds_make_cells_of_sampled_verdicts_only() -> None:
+    found = cells(["js", "js:sampled", "typical", "naive:mask_seed=7"], [0, 1])
+    sampled = "js:verdict=sampled"
+    assert found == (
+        "strict", "js", f"{sampled}:mask_seed=0", f"{sampled}:mask_seed=1", "typical", "naive:mask_seed=7"
+    )  # fmt: skip
+    assert without_seed(f"{sampled}:mask_seed=1") == sampled
+
+
+def test_a_cell_is_settings() -> None:
+    assert options("js:p=0.2:L=10") == (AcceptanceConfig(dropout=0.2), DraftConfig(draft_length=10))
+
+
+def test_a_plan_is_read_from_yaml(tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_text(
+        "target: big\ndraft: small\nengine: vllm\nbatch: 4\nlimit: 20\n"
+        "tasks:\n  - a.jsonl\n  - {name: b.jsonl, limit: 3, max_tokens: 9}\n"
+        "rules: [typical]\ngrid: {rule: [js], p: [0.1, 0.2]}\nseeds: [0, 1, 2]\n"
+    )
+    plan = Plan.from_values(Plan.read(path))
+    assert (plan.target, plan.draft, plan.engine, plan.batch) == ("big", "small", "vllm", 4)
+    assert plan.rules == ("strict", "typical", "js:p=0.1", "js:p=0.2")
+    assert plan.task(plan.tasks[0]) == TaskChoice("a.jsonl", None, 20, 256)
+    assert plan.task(plan.tasks[1]) == TaskChoice("b.jsonl", None, 3, 9)
+    assert parse_tasks(["a.jsonl", "gsm8k=x.jsonl"]) == [
+        {"name": "a.jsonl", "data": None},
+        {"name": "gsm8k", "data": "x.jsonl"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("tasks: [a\n", "no valid YAML"),
+        ("- js\n", "expected settings by name"),
+        ("target: big\ntask: [a]\n", "unknown setting 'task'.*tasks"),
+    ],
+)
+def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "plan.yaml").write_text(text)
+    with pytest.raises(SettingError, match=message):
+        Plan.read(tmp_path / "plan.yaml")
+    with pytest.raises(SettingError, match="cannot read the plan"):
+        Plan.read(tmp_path / "absent.yaml")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"tasks": []}, "at least one task"),
+        ({"tasks": "a.jsonl"}, "tasks must be a list"),
+        ({"tasks": [{"limit": 3}]}, "a task is a name, or settings out of name"),
+        ({"tasks": [{"name": "a", "shots": 3}]}, "a task is a name"),
+        ({"rules": "js"}, "rules must be a list"),
+        ({"rules": ["jss"]}, "unknown rule 'jss'"),
+        ({"rules": ["js:p=1.5"]}, r"dropout \(p\) must be a number"),
+        ({"rules": ["js:threshold=0.5"]}, "no meaning for rule 'js'"),
+        ({"grid": {"p": [0.1]}}, "grid needs the rules"),
+        ({"engine": "sglang"}, "engine must be one of: hf, vllm"),
+        ({"batch": 0}, "batch must be an integer of at least 1"),
+        ({"limit": 2.5}, "limit must be an integer"),
+        ({"max_tokens": True}, "max_tokens must be an integer"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        Plan.from_values({**TASKS, **values})

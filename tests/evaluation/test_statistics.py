@@ -1,0 +1,77 @@
+"""Paired statistics against scipy and closed forms."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binomtest, bootstrap
+
+from dropmatch.evaluation.statistics import mcnemar, mean_interval, paired, ratio_interval, share_interval
+from dropmatch.evaluation.text_checks import loops
+
+
+@given(st.integers(0, 200), st.integers(0, 200))
+def test_mcnemar_is_the_binomial_test(lost: int, gained: int) -> None:
+    expected = binomtest(lost, lost + gained).pvalue if lost + gained else 1.0
+    assert mcnemar(lost, gained) == pytest.approx(expected, rel=1e-9)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=60))
+def test_a_pair_counts_what_was_lost_and_gained(rows: list[tuple[bool, bool]]) -> None:
+    base, other = [a for a, _ in rows], [b for _, b in rows]
+    found = paired(base, other)
+    assert found.n == len(rows)
+    assert found.lost == sum(a and not b for a, b in rows)
+    assert found.gained == sum(b and not a for a, b in rows)
+    assert found.difference.value == pytest.approx((found.gained - found.lost) / len(rows))
+    assert found.difference.low - 1e-12 <= found.difference.value <= found.difference.high + 1e-12
+    assert paired(base, base).p_value == 1.0
+
+
+def test_a_bootstrap_interval_is_scipys() -> None:
+    values = np.random.default_rng(1).normal(size=80)
+    ours = mean_interval(values)
+    theirs = bootstrap((values,), np.mean, method="percentile", n_resamples=10_000).confidence_interval
+    assert ours.value == pytest.approx(values.mean())
+    assert (ours.low, ours.high) == pytest.approx(tuple(theirs), abs=0.02)
+
+
+def test_the_interval_of_a_ratio_is_about_its_median() -> None:
+    found = ratio_interval([2.0, 4.0, 9.0], [1.0, 2.0, 3.0])
+    assert found.value == 2.0
+    assert 2.0 <= found.low <= found.high <= 3.0
+
+
+@given(st.integers(1, 500), st.data())
+def test_wilsons_interval_is_scipys(n: int, data: st.DataObject) -> None:
+    yes = data.draw(st.integers(0, n))
+    theirs = binomtest(yes, n).proportion_ci(method="wilson")
+    ours = share_interval(yes, n)
+    assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), abs=1e-6)
+
+
+@pytest.mark.parametrize(("base", "other"), [([], []), ([1.0], [1.0, 2.0])])
+def test_scores_of_different_examples_are_refused(base: list[float], other: list[float]) -> None:
+    with pytest.raises(ValueError, match="same examples"):
+        paired(base, other)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("It is so. " + "and so on " * 5, True),
+        ("no no no no", True),
+        ("no no no", False),
+        ("a b c d e f g", False),
+        ("", False),
+        ("x = " + "0123456789" * 6, True),
+        ("我们很高兴" * 5, True),
+        ("def f(x):\n    return x\n\n\nprint(f(1))", False),
+        ("1 2 3 4 5 6 7 8 9 10", False),
+        ("the the end", False),
+    ],
+)
+def test_a_text_that_repeats_itself_at_its_end_loops(text: str, expected: bool) -> None:
+    assert loops(text) == expected
