@@ -37,7 +37,7 @@ Arguments of the model, in --model_args NAME=VALUE,NAME=VALUE,...:
   seed           of requests that sample (0)
 
 Examples out of files, where the hub cannot be reached:
-  --data [TASK=]FILE   JSONL file of a task's examples, in its own fields, or {{"id", "task", "prompt", "answer", "meta"}};
+  --data [TASK=]FILE   JSONL file of a task's examples, in its own fields or "id", "task", "prompt", "answer", "meta";
                        for a group, a row's "subject" says which task it is of. Once for each task.
   --fewshot_data FILE  JSONL file of rows to draw few-shots from, where a task draws them from a set of its own
 
