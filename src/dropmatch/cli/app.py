@@ -9,6 +9,7 @@ import typer
 from dropmatch import __version__
 from dropmatch.cli.bench import bench
 from dropmatch.cli.compare import compare
+from dropmatch.cli.evaluate import evaluate
 from dropmatch.cli.failures import Group
 from dropmatch.cli.generate import generate
 from dropmatch.cli.models import app as models
@@ -32,6 +33,7 @@ Examples:
   dropmatch record rounds.safetensors --prompts questions.jsonl
   dropmatch replay rounds.safetensors js:p=0.1 js:p=0.3 typical margin
   dropmatch serve demo:qwen2.5-coder --rule js --port 8000
+  dropmatch eval --model_args target=demo:qwen2.5-coder,rule=js:p=0.2 --tasks gsm8k_cot --limit 20
   dropmatch models list
 """
 
@@ -46,6 +48,11 @@ app.command("generate")(generate)
 app.command("compare")(compare)
 app.command("serve", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
 app.command("bench")(bench)
+app.command(
+    "eval",
+    add_help_option=False,  # it tells of the harness's options too
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)(evaluate)
 app.command("record")(record)
 app.command("replay")(replay)
 app.add_typer(models, name="models")
