@@ -11,6 +11,7 @@ from dropmatch.cli.bench import bench
 from dropmatch.cli.compare import compare
 from dropmatch.cli.failures import Group
 from dropmatch.cli.generate import generate
+from dropmatch.cli.judge import judge
 from dropmatch.cli.models import app as models
 from dropmatch.cli.record import record
 from dropmatch.cli.replay import replay
@@ -29,6 +30,7 @@ Examples:
   dropmatch compare
   dropmatch compare --target ./big --draft ./small --prompts questions.jsonl
   dropmatch bench --task questions.jsonl --rules js:p=0.1,js:p=0.3,typical --out results/first
+  dropmatch judge results/first --endpoint http://localhost:8000/v1 --model Qwen2.5-32B --kind pairwise
   dropmatch record rounds.safetensors --prompts questions.jsonl
   dropmatch replay rounds.safetensors js:p=0.1 js:p=0.3 typical margin
   dropmatch serve demo:qwen2.5-coder --rule js --port 8000
@@ -46,6 +48,7 @@ app.command("generate")(generate)
 app.command("compare")(compare)
 app.command("serve", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
 app.command("bench")(bench)
+app.command("judge")(judge)
 app.command("record")(record)
 app.command("replay")(replay)
 app.add_typer(models, name="models")
