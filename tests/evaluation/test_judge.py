@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 import os
 import re
 import signal
@@ -16,69 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from judge_support import EXAMPLES, Asked, Server, benchmark, judge, lines, result, texts_of
 from typer.testing import CliRunner
 
-from dropmatch.errors import SettingError
-from dropmatch.evaluation.backends import Group, Output
-from dropmatch.evaluation.bench.plan import Plan
-from dropmatch.evaluation.bench.store import Store
-from dropmatch.evaluation.judge.prompts import question, verdict, version
-from dropmatch.evaluation.tasks import Prompts
-from dropmatch.evaluation.tasks.choose import choose_task
+from dropmatch.evaluation.judge.prompts import version
 
 pytest.importorskip("openai", reason="the judge's client needs the openai package")
-from judge_server import Asked, Server
-
-EXAMPLES = 6
 Says = Callable[[Asked], Any]
-Texts = dict[str, list[str]]
-
-
-def texts_of(*lossy: str) -> Texts:
-    """Strict says s0, s1, ...; the cells j0, j1, ... and so on, but the last text is the same of all."""
-    return {
-        cell: [f"{cell[0]}{i}" if i < EXAMPLES - 1 else "same" for i in range(EXAMPLES)] for cell in ("strict", *lossy)
-    }
-
-
-def benchmark(folder: Path, texts: Texts) -> Path:
-    """A folder as dropmatch bench leaves it."""
-    prompts = folder / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": f"question {i}"}) + "\n" for i in range(EXAMPLES)))
-    plan = Plan.from_values(
-        {"target": "tiny", "tasks": [str(prompts)], "rules": [cell for cell in texts if cell != "strict"]}
-    )
-    store, task = Store(folder / "out", plan), choose_task(str(prompts))
-    for cell, said in texts.items():
-        for number, (example, text) in enumerate(zip(task.examples(None), said, strict=False)):
-            output = Output(text, 4, "stop", 2, 5, 2, 0, {"exact": 2}, {1: 2})
-            store.add(task.name, cell, number, [example], Group([output], 0.5))
-    return folder / "out"
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short waits, and neither the user's key nor a proxy."""
-    monkeypatch.setattr("dropmatch.evaluation.judge.endpoint.FIRST_WAIT", 0.001)
-    for name in ("OPENAI_API_KEY", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "DROPMATCH_DEBUG"):
-        monkeypatch.delenv(name, raising=False)
-
-
-def judge(folder: Path, url: str, *more: str, model: str = "wise", width: int = 200) -> Any:
-    from dropmatch.cli.app import app
-
-    args = ["judge", str(folder), "--endpoint", url, "--model", model, *more]
-    return CliRunner(env={"COLUMNS": str(width)}).invoke(app, args)
-
-
-def result(folder: Path, number: int = 0) -> dict[str, Any]:
-    """Of the only task, what one judge has come to."""
-    (task,) = json.loads((folder / "judge.json").read_text())["tasks"].values()
-    return task[number]
-
-
-def lines(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "judgements.jsonl").read_text().splitlines()]
 
 
 def grades(asked: Asked) -> str:
@@ -221,6 +165,21 @@ def test_a_judge_without_verdicts_is_refused(tmp_path: Path) -> None:
     assert result(folder)["cells"]["js"]["score"]["value"] == 9.0
 
 
+@pytest.mark.parametrize("content", ["", None])
+def test_a_judge_that_says_nothing_is_refused(tmp_path: Path, content: Any) -> None:
+    with Server(lambda asked: content) as server:
+        found = judge(benchmark(tmp_path, texts_of("js")), server.url)
+    assert found.exit_code == 1
+    assert "12 of 12 answers of wise have no verdict" in found.stderr
+
+
+def test_what_is_no_chat_completion_is_named(tmp_path: Path) -> None:
+    with Server(lambda asked: [{"type": "text", "text": "[[4]]"}]) as server:
+        found = judge(benchmark(tmp_path, texts_of("js")), server.url)
+    assert found.exit_code == 2
+    assert f"what {server.url} answers is no chat completion" in found.stderr
+
+
 def test_a_hopeless_judge_is_not_asked_to_the_end(tmp_path: Path) -> None:
     folder = benchmark(tmp_path, texts_of("js", "naive", "typical", "margin", "topk"))
     with Server(lambda asked: (400, "temperature must be 1", {})) as server:
@@ -280,20 +239,19 @@ def test_an_endpoint_that_is_down_is_named(tmp_path: Path) -> None:
     assert not (folder / "judgements.jsonl").exists()
 
 
-def test_a_key_that_is_refused_is_named_but_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_is_refused_is_named_but_not_shown(tmp_path: Path) -> None:
     folder = benchmark(tmp_path, texts_of("js"))
     with Server(lambda asked: "[[5]]", key="right") as server:
         found = judge(folder, server.url)
         assert found.exit_code == 2
         assert f"{server.url} wants a key: set OPENAI_API_KEY" in found.stderr
-        monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
-        found = judge(folder, server.url)
+        found = judge(folder, server.url, env={"OPENAI_API_KEY": "sk-secret"})
         assert found.exit_code == 2
         assert f"{server.url} refuses the key in OPENAI_API_KEY: wrong key Bearer ***" in found.stderr
         found = judge(folder, server.url, "--api-key-env", "JUDGE_KEY")
         assert "the environment variable JUDGE_KEY holds no key" in found.stderr
-        monkeypatch.setenv("JUDGE_KEY", "right")
-        assert judge(folder, server.url, "--api-key-env", "JUDGE_KEY").exit_code == 0
+        found = judge(folder, server.url, "--api-key-env", "JUDGE_KEY", env={"JUDGE_KEY": "right"})
+        assert found.exit_code == 0, found.output
 
 
 def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -305,30 +263,6 @@ def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
         found = judge(folder, server.url.removesuffix("/v1"))
         assert found.exit_code == 2
         assert "is not the address of an API" in found.stderr
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--endpoint", "localhost:8000"], "endpoint must be a URL"),
-        (["--kind", "both"], "kind must be one of: single, pairwise; got 'both'"),
-        (["--concurrency", "0"], "concurrency must be an integer from 1 to 256, got 0"),
-        (["--task", "gsm8k"], "the benchmark has no task 'gsm8k'"),
-        (["--cells", "typical"], "the benchmark has no cell 'typical'; it has strict, js"),
-        (["--cells", "strict", "--kind", "pairwise"], "holds no texts of a lossy cell and of strict"),
-    ],
-)
-def test_settings_that_will_not_do_are_refused(tmp_path: Path, more: list[str], message: str) -> None:
-    found = judge(benchmark(tmp_path, texts_of("js")), "http://127.0.0.1:9/v1", *more)
-    assert found.exit_code == 2
-    assert message in found.stderr
-
-
-def test_a_folder_without_a_benchmark_is_refused_and_left_alone(tmp_path: Path) -> None:
-    found = judge(tmp_path / "nothing", "http://127.0.0.1:9/v1")
-    assert found.exit_code == 2
-    assert "holds no benchmark" in found.stderr
-    assert not (tmp_path / "nothing").exists()
 
 
 def test_cells_and_tasks_can_be_chosen(tmp_path: Path) -> None:
@@ -368,26 +302,19 @@ def test_judgements_of_other_texts_do_not_count(tmp_path: Path) -> None:
     assert result(folder)["cells"]["js"]["score"]["value"] == pytest.approx((5 * 3 + 9) / 6)
 
 
-def test_an_example_that_is_gone_is_named(tmp_path: Path) -> None:
-    folder = benchmark(tmp_path, texts_of("js"))
-    (tmp_path / "prompts.jsonl").write_text('{"prompt": "question 0"}\n')
-    found = judge(folder, "http://127.0.0.1:9/v1")
-    assert found.exit_code == 2
-    assert "has no example '2' any more" in found.stderr
-
-
 @pytest.mark.parametrize(("what", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
 def test_a_run_that_is_stopped_goes_on(tmp_path: Path, what: signal.Signals, code: int) -> None:
-    folder, slow = benchmark(tmp_path, texts_of("js")), threading.Event()
+    folder, slow, number = benchmark(tmp_path, texts_of("js")), threading.Event(), itertools.count()
 
     def says(asked: Asked) -> str:
-        if len(server.asked) > 6:
+        if next(number) >= 6:
             slow.wait(60)
         return "[[5]]"
 
     with Server(says) as server:
+        command = [sys.executable, "-m", "dropmatch.cli", "judge", str(folder), "--endpoint", server.url]
         first = subprocess.Popen(
-            [sys.executable, "-m", "dropmatch.cli", "judge", str(folder), "--endpoint", server.url, "--model", "wise"],
+            [*command, "--model", "wise", "--concurrency", "1"],
             env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -452,52 +379,3 @@ def test_the_benchmarks_report_has_the_judges(tmp_path: Path) -> None:
     assert "judged by wise, pairwise" in report
     assert "Worthless: 18 of 18 answers of wiser have no verdict" in report
     assert "wise: wins %" in found.stdout
-
-
-@pytest.mark.parametrize(
-    ("answer", "score"),
-    [
-        ("Score: [[7]]", 7.0), ("[[ 8.5 ]]", 8.5), ("[[9/10]]", 9.0), ("[[3]] no, [[4]]", 4.0),
-        ("[[0]]", None), ("[[11]]", None), ("7/10", None), ("[7]", None), ("", None), ("Score: [[NUMBER]]", None),
-        ("<think>[[2]] or so</think> [[6]]", 6.0), ("<think>perhaps [[2]]", None), ("so [[2]]</think>none", None),
-    ],
-)  # fmt: skip
-def test_scores_are_read_from_the_marked_place(answer: str, score: float | None) -> None:
-    assert verdict("single", answer) == score
-
-
-@pytest.mark.parametrize(
-    ("answer", "which"),
-    [
-        ("[[A]]", "first"), ("Verdict: [[b]]", "second"), ("[[TIE]]", "tie"), ("[[C]]", "tie"),
-        ("[[A]] at first, but [[B]]", "second"), ("A is better", None), ("[[A, B or TIE]]", None), ("[[D]]", None),
-    ],
-)  # fmt: skip
-def test_verdicts_are_read_from_the_marked_place(answer: str, which: str | None) -> None:
-    assert verdict("pairwise", answer) == which
-
-
-def test_questions_hold_the_texts_as_they_are() -> None:
-    chat = [{"role": "system", "content": "Be {kind}."}, {"role": "user", "content": "Hello {0}"}]
-    asked = question("pairwise", chat, ["one {first}", "two\u2028"])
-    assert "<input>\n[system]\nBe {kind}.\n\n[user]\nHello {0}\n</input>" in asked
-    assert "<reply_A>\none {first}\n</reply_A>" in asked
-    assert "<reply_B>\ntwo\u2028\n</reply_B>" in asked
-    assert question("single", "raw", ["x"], again=True) != question("single", "raw", ["x"])
-
-
-def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "openai", None)
-    found = judge(benchmark(tmp_path, texts_of("js")), "http://127.0.0.1:9/v1")
-    assert found.exit_code == 2
-    assert "a judge needs the openai package: pip install 'dropmatch[eval]'" in found.stderr
-
-
-def test_the_plan_is_read_from_the_folder(tmp_path: Path) -> None:
-    folder = benchmark(tmp_path, texts_of("js"))
-    plan = Plan.load(folder)
-    assert (plan.target, plan.rules) == ("tiny", ("strict", "js"))
-    assert isinstance(choose_task(plan.tasks[0].name), Prompts)
-    (folder / "plan.json").write_text("{}")
-    with pytest.raises(SettingError, match="cannot read"):
-        Plan.load(folder)

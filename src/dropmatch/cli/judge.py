@@ -155,14 +155,14 @@ def judge(
     path = folder / "judge.json"
     path.write_text(json.dumps({"tasks": found}, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     mine = [(t.name, one) for t, _ in tasks for one in found[t.name] if asdict(who).items() <= one.items()]
-    sheets = [judge_sheet(name, one) for name, one in mine if not one["refused"]]
+    sheets = [judge_sheet(name, one) for name, one in mine if one["refused"] is None]
     if sheets:
         output_console(color).print(for_terminal(sheets))
     say(errors, "", f"written: {path}")
     if interrupted:
         raise typer.Exit(INTERRUPTED)
     for name, one in mine:
-        if one["refused"]:
+        if one["refused"] is not None:
             raise DropMatchError(
                 f"{name}: {one['unparsed']} of {one['answers']} answers of {model} have no verdict, so that the "
                 f"result is worthless: {advice([one['refused']])}"

@@ -42,7 +42,7 @@ def judge_sheet(name: str, judge: dict[str, Any]) -> Sheet:
     compared = ("wins %", "won / tied / lost", "p", "same text", "orders disagree")
     quality = compared if pairwise else ("score of 10", "against strict", "lower / higher", "p")
     rows: list[tuple[str, ...]] = []
-    if not judge["refused"]:
+    if judge["refused"] is None:
         for cell, entry in judge["cells"].items():
             values = _pairs(entry) if pairwise else _graded(entry)
             rows.append((cell, str(entry["judged"] - entry["unparsed"]), *values, str(entry["unparsed"])))
@@ -55,7 +55,7 @@ def _cells(name: str, task: dict[str, Any]) -> Sheet:
     scored = (f"{metric} %", "against strict", "lost / gained", "p")
     quality = scored if metric else ("log-likelihood", "against strict")
     headings = ("cell", "n", "speed over strict", "acceptance length", "lossy %", *quality, "cut", "looping")
-    judges = [judge for judge in task["judges"] if not judge["refused"]]
+    judges = [judge for judge in task["judges"] if judge["refused"] is None]
     headings += tuple(_judge_heading(judge, judges) for judge in judges)
     rows: list[tuple[str, ...]] = []
     for cell, entry in task["cells"].items():
@@ -121,7 +121,7 @@ def _graded(entry: dict[str, Any]) -> list[str]:
 
 def _judge_notes(judge: dict[str, Any]) -> list[str]:
     """How to read a judge's table, and what is amiss."""
-    if judge["refused"]:
+    if judge["refused"] is not None:
         return [
             f"Worthless: {judge['unparsed']} of {judge['answers']} answers of {judge['model']} have no verdict.",
         ]

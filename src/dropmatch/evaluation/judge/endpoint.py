@@ -6,6 +6,7 @@ import os
 import threading
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from dropmatch.errors import DropMatchError, SettingError
 
@@ -44,7 +45,7 @@ class Endpoint:
     """
 
     def __init__(self, url: str, model: str, key_variable: str = DEFAULT_KEY, max_tokens: int = 2048) -> None:
-        if not url.startswith(("http://", "https://")):
+        if not _is_address(url):
             raise SettingError(f"endpoint must be a URL such as http://localhost:8000/v1, got {url!r}")
         try:
             import openai
@@ -119,13 +120,14 @@ class Endpoint:
         """
         try:
             text, usage = found.choices[0].message.content or "", found.usage
+            text = text.encode("utf-8", errors="replace").decode()  # halves of surrogate pairs cannot be written
         except (AttributeError, IndexError, TypeError):
             raise SettingError(
                 f"what {self._url} answers is no chat completion: is that the address of an API? It often ends in /v1"
             ) from None
         self._has_answered = True
         tokens = getattr(usage, "completion_tokens", None) or 0
-        return Reply(text.encode("utf-8", errors="replace").decode(), tokens)  # halves of pairs cannot be written
+        return Reply(text, tokens)
 
     def _refuse(self, error: Any, said: str) -> None:
         """Give up on what no second try would change."""
@@ -163,6 +165,14 @@ class Endpoint:
             text = text.replace(self._key, "***")
         line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
         return line if len(line) <= 200 else line[:197] + "..."
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def _asked_for(error: Any) -> float | None:

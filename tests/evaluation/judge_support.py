@@ -1,4 +1,4 @@
-"""A small server that speaks chat completions, and says what a test wants."""
+"""What the tests of the judge share: a benchmark's folder, and a small server that says what a test wants."""
 
 from __future__ import annotations
 
@@ -8,9 +8,20 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
+from unittest import mock
+
+from typer.testing import CliRunner
+
+from dropmatch.evaluation.backends import Group, Output
+from dropmatch.evaluation.bench.plan import Plan
+from dropmatch.evaluation.bench.store import Store
+from dropmatch.evaluation.tasks.choose import choose_task
 
 MODELS = ("wise", "wiser")
+EXAMPLES = 6
+Texts = dict[str, list[str]]
 
 
 @dataclass(frozen=True)
@@ -108,3 +119,49 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(data)
 
     return Handler
+
+
+def texts_of(*lossy: str) -> Texts:
+    """Strict says s0, s1, ...; the cells j0, j1, ... and so on, but the last text is the same of all."""
+    return {
+        cell: [f"{cell[0]}{i}" if i < EXAMPLES - 1 else "same" for i in range(EXAMPLES)] for cell in ("strict", *lossy)
+    }
+
+
+def benchmark(folder: Path, texts: Texts) -> Path:
+    """A folder as dropmatch bench leaves it."""
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"question {i}"}) + "\n" for i in range(EXAMPLES)))
+    plan = Plan.from_values(
+        {"target": "tiny", "tasks": [str(prompts)], "rules": [cell for cell in texts if cell != "strict"]}
+    )
+    store, task = Store(folder / "out", plan), choose_task(str(prompts))
+    for cell, said in texts.items():
+        for number, (example, text) in enumerate(zip(task.examples(None), said, strict=False)):
+            output = Output(text, 4, "stop", 2, 5, 2, 0, {"exact": 2}, {1: 2})
+            store.add(task.name, cell, number, [example], Group([output], 0.5))
+    return folder / "out"
+
+
+def judge(
+    folder: Path, url: str, *more: str, model: str = "wise", width: int = 200, env: dict[str, str] | None = None
+) -> Any:
+    """Run the command, with short waits and neither the user's key nor a proxy."""
+    from dropmatch.cli.app import app
+
+    variables = dict.fromkeys(
+        ("OPENAI_API_KEY", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "DROPMATCH_DEBUG")
+    )
+    args = ["judge", str(folder), "--endpoint", url, "--model", model, *more]
+    with mock.patch("dropmatch.evaluation.judge.endpoint.FIRST_WAIT", 0.001):
+        return CliRunner(env={**variables, "COLUMNS": str(width), **(env or {})}).invoke(app, args)
+
+
+def result(folder: Path, number: int = 0) -> dict[str, Any]:
+    """Of the only task, what one judge has come to."""
+    (task,) = json.loads((folder / "judge.json").read_text())["tasks"].values()
+    return task[number]
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "judgements.jsonl").read_text().splitlines()]
