@@ -12,6 +12,7 @@ from dropmatch.cli.compare import compare
 from dropmatch.cli.evaluate import evaluate
 from dropmatch.cli.failures import Group
 from dropmatch.cli.generate import generate
+from dropmatch.cli.judge import judge
 from dropmatch.cli.models import app as models
 from dropmatch.cli.record import record
 from dropmatch.cli.replay import replay
@@ -30,6 +31,7 @@ Examples:
   dropmatch compare
   dropmatch compare --target ./big --draft ./small --prompts questions.jsonl
   dropmatch bench --task questions.jsonl --rules js:p=0.1,js:p=0.3,typical --out results/first
+  dropmatch judge results/first --endpoint http://localhost:8000/v1 --model Qwen2.5-32B --kind pairwise
   dropmatch record rounds.safetensors --prompts questions.jsonl
   dropmatch replay rounds.safetensors js:p=0.1 js:p=0.3 typical margin
   dropmatch serve demo:qwen2.5-coder --rule js --port 8000
@@ -53,6 +55,7 @@ app.command(
     add_help_option=False,  # it tells of the harness's options too
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
 )(evaluate)
+app.command("judge")(judge)
 app.command("record")(record)
 app.command("replay")(replay)
 app.add_typer(models, name="models")

@@ -12,13 +12,15 @@ LINES_EVERY = 30.0  # seconds
 
 
 class Bar:
-    """Follows a run over so many groups of cells.
+    """Follows a run over so many groups of cells, or of something else.
 
     Args:
-        total: groups of cells, those that are done already among them.
+        total: how many, those that are done already among them.
+        unit: what they are.
     """
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, unit: str = "groups of cells") -> None:
+        self._unit = unit
         self._console = Console(stderr=True)
         self._total, self._found, self._measured, self._tokens = total, 0, 0, 0
         self._began, self._said = time.monotonic(), 0.0
@@ -41,7 +43,7 @@ class Bar:
 
     def __exit__(self, *_: Any) -> None:
         self._bar.stop()
-        self._say(f"{self._found + self._measured} of {self._total} groups of cells, {self._tokens} tokens")
+        self._say(f"{self._found + self._measured} of {self._total} {self._unit}, {self._tokens} tokens")
 
     def begin(self, what: str) -> None:
         """Something else is done now."""
