@@ -30,7 +30,7 @@ from typing import Any
 
 from dropmatch.errors import SettingError
 
-PASSED, CONFINED = b"passed", b"confined"
+PASSED, STARTED, REFUSED = b"passed", b"started", b"refused"
 WORKER = "dropmatch.evaluation.tasks.humaneval.worker"
 FACTOR = 4.0  # EvalPlus's: how much longer than the reference a program may take
 _ONE = pickle.dumps([([1], [0.0])] * 2), 0.0  # that a function without arguments returns 1, at once, in two suites
@@ -92,7 +92,7 @@ class Judge:
             SettingError: it could not be judged, or the reference solution does not solve the problem.
         """
         self.prepare()
-        return _run(self._judged(problem, text, *self._reference(problem)), self._clock)[1] == PASSED
+        return _run(self._judged(problem, text, *self._reference(problem)), self._clock) == PASSED
 
     def _judged(self, problem: Mapping[str, Any], text: str, expected: bytes, seconds: float) -> dict[str, Any]:
         return {
@@ -114,7 +114,7 @@ class Judge:
                 "program_seconds": REFERENCE_FACTOR * self._limits.program_seconds,
                 "file_size": 1 << 30,
             }
-            seconds, _, expected = _run(job, self._clock)[1].partition(b"\n")
+            seconds, _, expected = _run(job, self._clock).partition(b"\n")
             if not expected:
                 raise SettingError(
                     f"the canonical solution of {problem['entry_point']!r} fails on the problem's own tests, or takes "
@@ -139,11 +139,11 @@ class Judge:
         return self._limits.clock_seconds if self._confine else self._limits.unconfined_clock_seconds
 
 
-def _run(job: Mapping[str, Any], clock_seconds: float) -> tuple[bytes, bytes]:
-    """Whether a worker was confined, and its answer, which is empty if the program ended it.
+def _run(job: Mapping[str, Any], clock_seconds: float) -> bytes:
+    """A worker's answer, which is empty if the program ended it.
 
     Raises:
-        SettingError: the worker did not get as far as the program.
+        SettingError: the worker did not get as far as the program, or could not be confined as the job asks.
     """
     with tempfile.TemporaryDirectory(prefix="dropmatch-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
@@ -164,14 +164,16 @@ def _run(job: Mapping[str, Any], clock_seconds: float) -> tuple[bytes, bytes]:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        header, started, answer = (result.read_bytes() if result.exists() else b"").partition(b"\n")
-        if not started:
+        state, _, answer = (result.read_bytes() if result.exists() else b"").partition(b"\n")
+        if state == REFUSED:
+            raise SettingError("the kernel no longer confines the process that judges programs: start again")
+        if state != STARTED:
             last = " ".join(log.read_text(encoding="utf-8", errors="replace").split()[-40:])
             raise SettingError(
                 f"the process that judges programs did not start (exit status {process.returncode}): "
                 f"{last or 'it said nothing; is there enough memory?'}"
             )
-        return header, answer
+        return answer
 
 
 def _environment(home: Path) -> dict[str, str]:
@@ -181,7 +183,7 @@ def _environment(home: Path) -> dict[str, str]:
         "TMPDIR": str(home),
         "PATH": os.defpath,
         "LC_ALL": "C.UTF-8",
-        "PYTHONPATH": os.pathsep.join(each for each in sys.path if each),
+        "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),
         "PYTHONHASHSEED": "0",  # a program that depends on the order of a set gets the same one each time
         "PYTHONDONTWRITEBYTECODE": "1",
     }
@@ -195,9 +197,10 @@ def _confinement() -> bool:
     right = Judge(confine=True)._judged(
         {"entry_point": "one", "suites": [[[]]] * 2}, "def one():\n    import heapq, re\n    return 1", *_ONE
     )
-    if _run(right, Limits.clock_seconds) == (CONFINED, PASSED):
-        return True
-    if _run({**right, "confine": False}, Limits.clock_seconds)[1] != PASSED:
+    with contextlib.suppress(SettingError):
+        if _run(right, Limits.clock_seconds) == PASSED:
+            return True
+    if _run({**right, "confine": False}, Limits.clock_seconds) != PASSED:
         raise SettingError("EvalPlus's checker fails a right program here: this system cannot judge HumanEval")
     warnings.warn(
         "this system does not confine the programs that the model writes and HumanEval runs: they have limits on "

@@ -19,7 +19,7 @@ from typing import Any
 from dropmatch.evaluation.tasks.humaneval import confinement
 
 PASSED, FAILED = b"passed", b"failed"
-CONFINED, UNCONFINED = b"confined", b"unconfined"
+STARTED, REFUSED = b"started", b"refused"
 
 # An original test as a function that EvalPlus's checker can call: it gets no arguments and must return None. The
 # program and what the test needs of the prompt stay apart, so that neither helps the other out.
@@ -44,8 +44,10 @@ def main(job_path: Path, result_path: Path) -> None:
     sys.stdout.flush()
     for stream in (0, 1, 2):
         os.dup2(nowhere, stream)
-    confined = job["confine"] and confinement.confine()
-    os.write(result, (CONFINED if confined else UNCONFINED) + b"\n")
+    if job["confine"] and not confinement.confine():
+        os.write(result, REFUSED)
+        os._exit(1)
+    os.write(result, STARTED + b"\n")
     random.seed(0)
     answer = _judge(job, checker) if "expected" in job else _expect(job)
     while answer:
