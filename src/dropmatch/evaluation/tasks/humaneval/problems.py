@@ -49,7 +49,7 @@ def _downloaded() -> list[tuple[str, dict[str, Any]]]:
     except Exception as error:
         raise SettingError(
             f"cannot download HumanEval+ ({type(error).__name__}: {error}): get HumanEvalPlus.jsonl.gz from the "
-            f"releases of evalplus/humanevalplus_release and give its path as the task's data or in ${OVERRIDE}"
+            f"releases of github.com/evalplus/humanevalplus_release and give its path as data or in ${OVERRIDE}"
         ) from error
     return [(f"EvalPlus's download, {name}", row) for name, row in rows.items()]
 
