@@ -211,7 +211,7 @@ class DropMatchLM(TemplateLM):
                 bar.set_postfix_str(self._so_far(), refresh=False)
                 bar.update()
         if texts:
-            print(f"dropmatch: {len(texts)} texts, {self._summary()}", file=sys.stderr, flush=True)
+            print(f"dropmatch: {self._summary()}", file=sys.stderr, flush=True)
         return texts
 
     @torch.inference_mode()
