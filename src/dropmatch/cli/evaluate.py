@@ -41,7 +41,8 @@ Examples out of files, where the hub cannot be reached:
                        for a group, a row's "subject" says which task it is of. Once for each task.
   --fewshot_data FILE  JSONL file of rows to draw few-shots from, where a task draws them from a set of its own
 
-Acceptance length, lossy share and speed are printed after decoding, and are in the results' JSON under "config".
+Requests are decoded one at a time, whatever --batch_size. Acceptance length, lossy share and speed are printed then,
+and are in the results' JSON under "config".
 --model dropmatch is the default; --model hf and others are those of lm-evaluation-harness, whose options follow.
 """
 Data = Annotated[list[str] | None, typer.Option("--data", metavar="[TASK=]FILE")]

@@ -211,7 +211,7 @@ class DropMatchLM(TemplateLM):
                 bar.set_postfix_str(self._so_far(), refresh=False)
                 bar.update()
         if texts:
-            print(f"dropmatch: {len(texts)} texts, {self._summary()}", file=sys.stderr, flush=True)
+            print(f"dropmatch: {self._summary()}", file=sys.stderr, flush=True)
         return texts
 
     @torch.inference_mode()
@@ -306,7 +306,9 @@ class DropMatchLM(TemplateLM):
             given = {name: arguments[name] for name in _SAMPLING if arguments.get(name) is not None}
             seed = int(arguments.get("seed", self._seed)) + number
             options |= {"temperature": 1.0, **given, "seed": seed}
-        return stops_of(arguments), _typed(options, SamplingConfig)
+        options = _typed(options, SamplingConfig)
+        SamplingConfig.from_options(options)  # refused now, not when its turn comes
+        return stops_of(arguments), options
 
     def _tensor(self, ids: Sequence[int]) -> Tensor:
         return torch.tensor(ids, dtype=torch.int64, device=self.device)

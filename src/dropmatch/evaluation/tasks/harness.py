@@ -150,9 +150,8 @@ class HarnessTask:
             path = config.get("dataset_path")
             where = f"the data set {path} of the task {config['task']}" if path else f"the data of {config['task']}"
             why = reason(error) if hub_answers() else "the model hub does not answer"
-            raise SettingError(
-                f"cannot load {where} ({why}): check the network, or give the examples in a JSONL file (--data FILE)"
-            ) from error
+            other = "" if is_class(config) else ", or give the examples in a JSONL file (--data FILE)"
+            raise SettingError(f"cannot load {where} ({why}): check the network{other}") from error
 
     def _from_rows(self, config: Config, rows: list[data_files.Row], shots: list[data_files.Row] | None) -> Any | None:
         name, path = config["task"], self._data
@@ -174,14 +173,18 @@ class HarnessTask:
             raise SettingError(f"{path}: the task {name} cannot use these rows ({reason(error)})") from error
 
     def _try(self, task: Any) -> None:
-        """Score a text now: what is missing for it must not show after hours of decoding."""
-        doc = task.task_docs[0]
+        """Score the right answer now: what is missing for scoring must not show after hours of decoding."""
+        name, doc = task.task_name, dict(task.task_docs[0])
         try:
             with quiet():
-                task.process_results(dict(doc), [""])
+                target = task.doc_to_target(doc)
+                scores = task.process_results(doc, [target if isinstance(target, str) else ""])
         except Exception as error:
-            if isinstance(error, ImportError) or type(error) is LookupError:  # a package or file; else of no text
-                raise SettingError(f"the task {task.task_name} cannot score texts here ({reason(error)})") from error
+            if isinstance(error, ImportError) or type(error) is LookupError:  # a package or file; else of this text
+                raise SettingError(f"the task {name} cannot score texts here ({reason(error)})") from error
+            return
+        if name in self._scored_by and isinstance(target, str):  # of a class it is not known yet
+            _number(scores, self._scored_by[name][0], name)
 
     def _examples(self, task: Any, count: int) -> list[Example]:
         """The first examples of one task."""

@@ -10,7 +10,7 @@ import yaml
 from dropmatch.errors import SettingError
 from dropmatch.evaluation.harness_library import quiet
 from dropmatch.evaluation.tasks import harness_data as data_files
-from dropmatch.evaluation.tasks.harness_configs import Config, collect, is_class
+from dropmatch.evaluation.tasks.harness_configs import Config, collect, is_class, task_manager
 
 
 def write_tasks(
@@ -31,7 +31,7 @@ def write_tasks(
         configs = collect(asked)
         rows = data_files.read_examples(path)
         shots = None if fewshot_data is None else data_files.read_examples(fewshot_data)
-        alone, written = len(configs) == 1, 0
+        alone, written = len(configs) == 1, list[str]()
         for config in configs:
             if is_class(config):
                 raise SettingError(f"the task {config['task']} is written in Python and fetches its own data")
@@ -42,13 +42,23 @@ def write_tasks(
             more = None if shots is None else data_files.to_docs(config, data_files.rows_of(config, shots, alone))
             count = config.get("num_fewshot") if num_fewshot is None else num_fewshot
             parts = data_files.splits(config, docs, more, count or 0)
-            _write(folder, config, data_files.dataset(parts, path), alone)
-            written += 1
+            _write(folder, config, data_files.dataset(parts, path))
+            written.append(config["task"])
         if not written:
             raise SettingError(f"{path}: no row is of the task {asked}")
+        if len(written) < len(configs):
+            _write_group(folder, asked, written)
 
 
-def _write(folder: Path, config: Config, parts: Mapping[str, object], alone: bool) -> None:
+def _write_group(folder: Path, name: str, tasks: list[str]) -> None:
+    """A group or tag of those tasks only that have data."""
+    before = task_manager().task_index[name].cfg or {}
+    kept = {key: before[key] for key in ("group_alias", "aggregate_metric_list", "metadata") if key in before}
+    group = {"group": name, "task": tasks, **kept}
+    (folder / f"{name}-group.yaml").write_text(yaml.safe_dump(group), encoding="utf-8")
+
+
+def _write(folder: Path, config: Config, parts: Mapping[str, object]) -> None:
     """One task: what it was, with other data."""
     name = config["task"]
     data = {split: str(folder / f"{name}-{split}.parquet") for split in parts}
@@ -62,7 +72,6 @@ def _write(folder: Path, config: Config, parts: Mapping[str, object], alone: boo
         "dataset_path": "parquet",
         "dataset_name": None,
         "dataset_kwargs": {"data_files": data, "cache_dir": str(folder / "cache")},
-        # of a group, tags then name the tasks that the file has rows for; else the harness's own stand
-        **({"tag": None} if alone else {}),
+        "tag": None,  # the harness's own list of the tag stands
     }
     (folder / f"{name}.yaml").write_text(yaml.safe_dump(task), encoding="utf-8")
