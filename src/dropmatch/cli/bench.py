@@ -38,9 +38,9 @@ Tasks = Annotated[
         metavar="TASK",
         show_default=False,
         rich_help_panel=RUNNING,
-        help="A task, may be given several times: a .jsonl file of prompts, or any generative task of "
-        "lm-evaluation-harness (gsm8k_cot, ifeval, mmlu_generative, ...). TASK=FILE takes its examples from a JSONL "
-        "file instead of the hub.",
+        help="A task, may be given several times: humaneval, humaneval_plus (EvalPlus), any generative task of "
+        "lm-evaluation-harness (gsm8k_cot, ifeval, mmlu_generative, ...), or a .jsonl file of prompts. TASK=FILE takes "
+        "its examples from a JSONL file instead of the hub.",
     ),
 ]
 Rules = Annotated[

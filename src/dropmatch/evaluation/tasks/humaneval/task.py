@@ -46,7 +46,7 @@ class HumanEval:
         SettingError: EvalPlus is not installed.
     """
 
-    metric = "pass@1"
+    metric: str | None = "pass@1"
 
     def __init__(self, plus: bool = False, data: Path | None = None, limits: Limits | None = None) -> None:
         self.name = "humaneval_plus" if plus else "humaneval"
