@@ -35,7 +35,7 @@ Examples:
   dropmatch record rounds.safetensors --prompts questions.jsonl
   dropmatch replay rounds.safetensors js:p=0.1 js:p=0.3 typical margin
   dropmatch serve demo:qwen2.5-coder --rule js --port 8000
-  dropmatch eval --model_args target=demo:qwen2.5-coder,rule=js:p=0.2 --tasks gsm8k_cot --limit 20
+  dropmatch eval --tasks gsm8k_cot --model_args target=demo:qwen2.5-coder
   dropmatch models list
 """
 

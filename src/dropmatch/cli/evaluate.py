@@ -7,13 +7,16 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from textwrap import fill
 from typing import Annotated
 
 import typer
 
 from dropmatch.cli.session import quiet_libraries
+from dropmatch.config import AcceptanceConfig, DraftConfig
 from dropmatch.errors import DropMatchError, SettingError
 
 COMMANDS = ("run", "ls", "validate")
@@ -57,10 +60,11 @@ def evaluate(ctx: typer.Context, data: Data = None, fewshot_data: FewshotData = 
     command = arguments.pop(0) if arguments and arguments[0] in COMMANDS else "run"
     from dropmatch.evaluation.harness_library import require
 
+    help = help or (command == "run" and not arguments)
+    if help and command == "run":
+        typer.echo(_help())
     require()
-    if help or (command == "run" and not arguments):
-        if command == "run":
-            typer.echo(_help())
+    if help:
         return _hand_over([command, *arguments, "--help"])
     if command != "run":
         return _hand_over([command, *arguments])
@@ -164,9 +168,6 @@ def _told_plainly() -> Iterator[None]:
 
 
 def _help() -> str:
-    from textwrap import fill
-
-    from dropmatch.evaluation.harness_model import DECODING
-
-    names = ", ".join(name for name in DECODING if name != "rule")
+    decoding = [each.name for kind in (AcceptanceConfig, DraftConfig) for each in fields(kind)]
+    names = ", ".join(name for name in decoding if name != "rule")
     return HELP.format(decoding=fill(names, 110, initial_indent="  ", subsequent_indent="  "))

@@ -81,8 +81,10 @@ def need_punkt() -> None:
     Raises:
         SettingError: NLTK's punkt_tab is not here and cannot be fetched; the message says how to get it.
     """
-    import nltk
-
+    try:
+        import nltk
+    except ImportError as error:
+        raise SettingError(f"ifeval needs NLTK ({error}): pip install 'dropmatch[eval]'") from error
     for fetch in (True, False):
         try:
             nltk.data.find("tokenizers/punkt_tab")
