@@ -77,6 +77,8 @@ class VLLM:
             for example in examples
         ]
         prompts = [self._prompt(example) for example in examples]
+        # else the first cell on a group of examples would read the prompts for all that follow
+        self._llm.reset_prefix_cache()
         start = time.perf_counter()
         found = self._llm.generate(prompts, params, use_tqdm=False)
         seconds = time.perf_counter() - start
