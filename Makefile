@@ -4,6 +4,8 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.ready
+# the harnesses that the evaluation's tests compare with
+EVAL_READY := .venv/.ready-eval
 # vLLM pins its own transformers
 VLLM_BIN := .venv-vllm/bin
 VLLM_READY := .venv-vllm/.ready
@@ -19,6 +21,10 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
+$(EVAL_READY): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,eval]'
+	touch $@
+
 # text models need none of the three, and they do not fit the torch that vLLM for CPUs pins
 $(VLLM_READY): pyproject.toml constraints-vllm.txt
 	$(PYTHON) -m venv .venv-vllm
@@ -30,12 +36,12 @@ $(VLLM_READY): pyproject.toml constraints-vllm.txt
 demo: $(READY)
 	$(BIN)/dropmatch compare
 
-lint: $(READY)
+lint: $(EVAL_READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test-library: $(READY)
+test-library: $(EVAL_READY)
 	$(BIN)/python -m pytest
 
 test-vllm: $(VLLM_READY)

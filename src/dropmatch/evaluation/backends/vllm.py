@@ -21,27 +21,37 @@ class VLLM:
     """vLLM with a draft model, or prompt lookup, as a backend.
 
     Args:
-        target, draft: names of the models; None is the demo target's own draft.
-        draft_length: L.
-        batch: requests at once; twice as many are decoded and timed together.
-        dtype: number format.
-
-    Raises:
-        SettingError: nothing drafts, or vLLM is not there.
-        ModelError: a model cannot be had.
+        llm: vLLM's `LLM`, with the plugin and a speculative config.
+        draft_length: its L.
+        batch: its `max_num_seqs`; twice as many examples are decoded and timed together.
     """
 
     name = "vllm"
 
-    def __init__(self, target: str, draft: str | None, draft_length: int, batch: int, dtype: str = "auto") -> None:
+    def __init__(self, llm: Any, draft_length: int, batch: int) -> None:
+        self._llm, self._length, self.group = llm, draft_length, 2 * batch
+
+    @classmethod
+    def load(cls, target: str, draft: str | None, draft_length: int, batch: int, dtype: str = "auto") -> VLLM:
+        """Start an engine.
+
+        Args:
+            target, draft: names of the models; None is the demo target's own draft.
+            draft_length: L.
+            batch: requests at once.
+            dtype: number format.
+
+        Raises:
+            SettingError: nothing drafts, or vLLM is not there.
+            ModelError: a model cannot be had.
+        """
         from dropmatch.engines.vllm.command import local, speculative_config
         from dropmatch.engines.vllm.environment import require_vllm
 
         on_cpu = require_vllm()
         from vllm import LLM
 
-        self._length, self.group = draft_length, 2 * batch
-        self._llm = LLM(
+        llm = LLM(
             local(target),
             speculative_config=speculative_config(target, draft, draft_length),
             dtype=dtype,
@@ -51,7 +61,7 @@ class VLLM:
             per_request_spec_decode_metrics="summary",
             **_room(local(target)),
         )
-        self._llm.llm_engine.log_stats = True
+        return cls(llm, draft_length, batch)
 
     def check(self, options: Mapping[str, Any]) -> None:
         """As the plugin checks a request."""

@@ -100,7 +100,7 @@ def main() -> None:
         plan = Plan.load(folder)
         from dropmatch.evaluation.backends.vllm import VLLM
 
-        backend = VLLM(plan.target, plan.draft, length, plan.batch, plan.dtype)
+        backend = VLLM.load(plan.target, plan.draft, length, plan.batch, plan.dtype)
         cells = [cell for cell in plan.rules if length_of(cell) == length]
         _run(plan, cells, folder, tasks_of(plan), backend)
     except DropMatchError as error:
