@@ -12,6 +12,7 @@ from dropmatch.cli.compare import compare
 from dropmatch.cli.failures import Group
 from dropmatch.cli.generate import generate
 from dropmatch.cli.models import app as models
+from dropmatch.cli.paper import app as paper
 from dropmatch.cli.record import record
 from dropmatch.cli.replay import replay
 from dropmatch.cli.rules import rules
@@ -29,6 +30,7 @@ Examples:
   dropmatch compare
   dropmatch compare --target ./big --draft ./small --prompts questions.jsonl
   dropmatch bench --task questions.jsonl --rules js:p=0.1,js:p=0.3,typical --out results/first
+  dropmatch paper divergence --task questions.jsonl --limit 20
   dropmatch record rounds.safetensors --prompts questions.jsonl
   dropmatch replay rounds.safetensors js:p=0.1 js:p=0.3 typical margin
   dropmatch serve demo:qwen2.5-coder --rule js --port 8000
@@ -48,6 +50,7 @@ app.command("serve", context_settings={"allow_extra_args": True, "ignore_unknown
 app.command("bench")(bench)
 app.command("record")(record)
 app.command("replay")(replay)
+app.add_typer(paper, name="paper")
 app.add_typer(models, name="models")
 app.command("rules")(rules)
 

@@ -12,13 +12,15 @@ LINES_EVERY = 30.0  # seconds
 
 
 class Bar:
-    """Follows a run over so many groups of cells.
+    """Follows a run over so many groups of cells, or other units.
 
     Args:
-        total: groups of cells, those that are done already among them.
+        total: how many, those that are done already among them.
+        unit: what they are called.
     """
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, unit: str = "groups of cells") -> None:
+        self._unit = unit
         self._console = Console(stderr=True)
         self._total, self._found, self._measured, self._tokens = total, 0, 0, 0
         self._began, self._said = time.monotonic(), 0.0
@@ -41,7 +43,8 @@ class Bar:
 
     def __exit__(self, *_: Any) -> None:
         self._bar.stop()
-        self._say(f"{self._found + self._measured} of {self._total} groups of cells, {self._tokens} tokens")
+        tokens = f", {self._tokens} tokens" if self._tokens else ""
+        self._say(f"{self._found + self._measured} of {self._total} {self._unit}{tokens}")
 
     def begin(self, what: str) -> None:
         """Something else is done now."""
@@ -49,7 +52,7 @@ class Bar:
         self._bar.update(self._task, description=what)
 
     def done(self, tokens: int, measured: bool) -> None:
-        """A group of a cell is there; measured now, or found in the folder."""
+        """A unit is there; measured now, or found in the folder."""
         if measured:
             self._measured += 1
             self._tokens += tokens

@@ -60,7 +60,7 @@ def write_report(plan: Plan, store: Store, metrics: dict[str, str | None]) -> Li
         _write(store.folder / files[title], svg)
     _write(store.folder / "report.md", _markdown(tables, about, files))
     _write(store.folder / "report.html", _html(tables, about, drawn))
-    return Lines(*(_for_terminal(table) for table in tables))
+    return Lines(*(for_terminal(table) for table in tables))
 
 
 def _about(plan: Plan, machine: dict[str, Any]) -> str:
@@ -107,7 +107,8 @@ def _apart(svg: str, number: int) -> str:
     return re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>f{number}-", svg)
 
 
-def _for_terminal(sheet: Sheet) -> Lines:
+def for_terminal(sheet: Sheet) -> Lines:
+    """A table and its notes, to be printed."""
     table = Table(title=sheet.title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for number, heading in enumerate(sheet.headings):
         table.add_column(heading, justify="right" if number else "left", overflow="fold")
