@@ -60,9 +60,7 @@ def check_seeds(seeds: Sequence[int]) -> None:
         SettingError: there are none, or one is given twice.
     """
     if not seeds or len(set(seeds)) < len(seeds):
-        raise SettingError(
-            f"seeds must be different integers, at least one; got {', '.join(map(str, seeds)) or 'none'}"
-        )
+        raise SettingError(f"seeds must be different integers, got {', '.join(map(str, seeds)) or 'none'}")
 
 
 def check_dropouts(dropouts: Sequence[float]) -> None:
