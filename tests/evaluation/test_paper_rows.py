@@ -84,6 +84,7 @@ def test_rows_are_those_of_the_equations(tiny: Any, family: str, dropout: float,
         assert int(rows.agreeing[n]) == len(agreeing)
         assert bool(rows.majority[n]) == (most == token)
         for ours, theirs in (
+            (rows.of_heads, math.fsum(p[most] for p in probabilities) / HEADS),
             (rows.of_agreeing, math.fsum(agreeing) / len(agreeing)),
             (rows.of_centroid, centroid[most]),
             (rows.distance, answer.distance),
@@ -167,7 +168,7 @@ def test_a_shortlist_says_nearly_the_same(tiny: Any) -> None:
     }))  # fmt: skip
     assert torch.equal(full.position, few.position)
     assert torch.equal(full.agreeing, few.agreeing)
-    for name in ("of_agreeing", "of_centroid", "distance", "radius"):
+    for name in ("of_heads", "of_agreeing", "of_centroid", "distance", "radius"):
         assert torch.allclose(getattr(full, name), getattr(few, name), rtol=0.1, atol=5e-3), name
 
 
@@ -180,7 +181,8 @@ def rows_of(*entries: tuple[int, float, float, float, bool]) -> Rows:
         token=torch.zeros(count, dtype=torch.int64),
         exact=majority,
         agreeing=agreeing,
-        of_agreeing=own,
+        of_heads=own,
+        of_agreeing=own / 4,
         of_centroid=own / 2,
         distance=distance,
         heads_mean=radius / 2,
@@ -206,11 +208,12 @@ def test_table_2_counts_by_size_over_seeds() -> None:
     assert few["sizes"]["5"]["ratio_pct"] == pytest.approx({"value": (200 / 3 + 50) / 2, "low": 50, "high": 200 / 3})
     assert every["sizes"]["5"]["ratio_pct"] == pytest.approx({"value": 55, "low": 50, "high": 60})
     assert few["sizes"]["5"]["probability"] == pytest.approx({"value": 0.7, "low": 0.6, "high": 0.8})
-    assert few["sizes"]["5"]["centroid_probability"]["value"] == pytest.approx(0.35)
+    assert few["sizes"]["5"]["of_agreeing"]["value"] == pytest.approx(0.175)
+    assert few["sizes"]["5"]["of_centroid"]["value"] == pytest.approx(0.35)
     assert few["sizes"]["2"]["probability"] == pytest.approx({"value": 0.3, "low": 0.3, "high": 0.3})
     assert few["sizes"]["1"] == {
         "rows": 0, "ratio_pct": {"value": 0.0, "low": 0.0, "high": 0.0}, "probability": None,
-        "centroid_probability": None,
+        "of_agreeing": None, "of_centroid": None,
     }  # fmt: skip
     sheet = majority_sheet(found, "toy", 2)
     assert all(len(row) == len(sheet.headings) for row in sheet.rows)

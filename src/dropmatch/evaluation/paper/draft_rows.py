@@ -40,7 +40,8 @@ class Rows:
         token: [N] int64 the draft token.
         exact: [N] bool, it is the target's own.
         agreeing: [N] int64 how many heads choose the majority token (equation 7).
-        of_agreeing: [N] fp32 what those heads give it, in the mean.
+        of_heads: [N] fp32 what all heads give it, in the mean.
+        of_agreeing: [N] fp32 likewise of the heads that choose it.
         of_centroid: [N] fp32 what the centroid gives it.
         distance: [N] fp32 JS(draft ‖ centroid).
         heads_mean: [N] fp32 JS(head ‖ centroid), mean over heads.
@@ -52,6 +53,7 @@ class Rows:
     token: Tensor
     exact: Tensor
     agreeing: Tensor
+    of_heads: Tensor
     of_agreeing: Tensor
     of_centroid: Tensor
     distance: Tensor
@@ -96,15 +98,16 @@ def _ask(rows: Evidence, exact: Tensor, config: AcceptanceConfig, head: Head) ->
     tokens = cluster.head_tokens()  # [n, K]
     majority = cluster.majority_tokens(tokens)  # [n]
     agrees = tokens == majority[:, None]  # [n, K]
-    # what a head gives its own token; a tail stands behind the tokens of the support
-    own = heads[..., : cluster.head_logits.shape[2]].amax(dim=2).exp()  # [n, K]
+    place = majority[:, None] if cluster.token_ids is None else _place(cluster.token_ids, majority)  # [n, 1]
+    given = heads.gather(2, place[:, None].expand(-1, heads.shape[1], -1)).squeeze(2).exp()  # [n, K]
     spread = js_divergence(heads, centroid[:, None])  # [n, K]
     values = {
         "position": rows.positions,
         "token": rows.draft_tokens,
         "exact": exact,
         "agreeing": agrees.sum(dim=1),
-        "of_agreeing": (own * agrees).sum(dim=1) / agrees.sum(dim=1),
+        "of_heads": given.mean(dim=1),
+        "of_agreeing": (given * agrees).sum(dim=1) / agrees.sum(dim=1),
         "of_centroid": cluster.centroid_log_prob_of(majority).exp(),
         "distance": js_divergence(cluster.draft_log_probs(), centroid),
         "heads_mean": spread.mean(dim=1),
@@ -112,6 +115,11 @@ def _ask(rows: Evidence, exact: Tensor, config: AcceptanceConfig, head: Head) ->
         "majority": majority == rows.draft_tokens,
     }
     return Rows(**{name: value.cpu() for name, value in values.items()})
+
+
+def _place(token_ids: Tensor, tokens: Tensor) -> Tensor:
+    """Where tokens stand in a support, the first place of each: [n, S], [n] -> [n, 1]."""
+    return (token_ids == tokens[:, None]).int().argmax(dim=1, keepdim=True)
 
 
 def draft_rows(

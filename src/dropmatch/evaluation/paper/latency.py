@@ -187,10 +187,11 @@ def latency_sheet(found: dict[str, Any], target: str) -> Sheet:
         row += [_text(part["total_ms"], 1), _text(part["share_pct"], 2), _text(part["times_the_head"], 2)]
         row += [f"{paper[2]:.2f}", f"{paper[1] / published.LATENCY['head'][1]:.1f}"] if paper else ["", ""]
         rows.append(tuple(row))
-    headings = ("", "ms", "total ms", "head and heads, % of it", "times the head", "paper: %", "times the head")
+    headings = ("", "ms", "total ms", "share %", "times the head", "paper: share %", "times the head")
     notes = [
         f"{found['tokens']} input tokens, K={found['heads']}, p={found['dropout']:g}; medians and quartiles of "
-        f"{found['rounds']} rounds, shares within a round. ms: the part alone; a rule comes on top of the LM head.",
+        f"{found['rounds']} rounds. ms: the part alone, a rule's on top of the LM head; share: of LM head and rule in "
+        "the total of the same round.",
         "The rules are asked about all tokens; decoding asks them where the draft differs from the target. The paper: "
         f"{published.INPUT_TOKENS} tokens, Llama-3.1-70B-Instruct; its head of 0.05 ms is launch time: reading the "
         "weights alone takes about 0.26 ms on its four GPUs.",
