@@ -318,8 +318,8 @@ def similarity_command(
     chosen, examples = s.task_of(task, limit)
     quiet_libraries()
     # before the hours of decoding: a name that cannot be had shows at once
-    comparer = SentenceEncoder(encoder, device or "cpu")
-    entailment = None if nli is None else Entailment(nli, device or "cpu")
+    comparer = SentenceEncoder(encoder, device)
+    entailment = None if nli is None else Entailment(nli, device)
     engine = s.target_alone(target, settings)
     dropouts, mask_seeds = settings["dropout"], settings["seeds"]
     found = s.decoded(engine, target, settings, examples, dropouts, texts)

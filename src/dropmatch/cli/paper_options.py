@@ -159,7 +159,8 @@ DraftAlone = Annotated[
         metavar="MODEL",
         show_default="none",
         rich_help_panel=o.MODELS,
-        help="Also score what this smaller model says alone; in the paper all heads do better up to p=0.4.",
+        help="Also score what this smaller model says alone; in the paper all heads do better up to p=0.4. Its texts "
+        "go into a file beside that of --texts (texts.draft.jsonl).",
     ),
 ]
 Tokens = Annotated[

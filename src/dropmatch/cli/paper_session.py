@@ -105,8 +105,8 @@ def decoded(
     return texts
 
 
-def rows_of(settings: Mapping[str, Any]) -> tuple[Task, dict[int, Rows], Any]:
-    """The draft rows of a task by mask seed, and the device that they were made on.
+def rows_of(settings: dict[str, Any]) -> tuple[Task, dict[int, Rows], Any]:
+    """The draft rows of a task by mask seed, and the device that they were made on; the draft's name is filled in.
 
     Raises:
         SettingError: the drafter has no distribution, or a value is out of range.
@@ -124,6 +124,7 @@ def rows_of(settings: Mapping[str, Any]) -> tuple[Task, dict[int, Rows], Any]:
     if draft in (None, NO_DRAFT):
         raise SettingError(f"{settings['target']} has no drafter: give --draft MODEL")
     get_rule("js").check_drafter(draft != PROMPT_LOOKUP, PROMPT_LOOKUP)
+    settings["draft"] = draft
     task, examples = task_of(settings["task"], settings["limit"])
     quiet_libraries()
     from dropmatch.engines.hf.load import load

@@ -70,13 +70,13 @@ class SentenceEncoder:
     Args:
         name: a folder or an id on the model hub of a model whose embeddings are mean-pooled; None is
             all-MiniLM-L6-v2.
-        device: where it runs.
+        device: where it runs; None is the GPU if there is one, else the CPU.
 
     Raises:
         ModelError: it cannot be had or loaded.
     """
 
-    def __init__(self, name: str | None = None, device: str | torch.device = "cpu") -> None:
+    def __init__(self, name: str | None = None, device: str | None = None) -> None:
         self.name = name or ENCODER
         folder = encoder_folder() if name is None else _find(name)
         self._model, self._tokenizer = _load("AutoModel", folder, self.name, device)
@@ -99,13 +99,13 @@ class Entailment:
 
     Args:
         name: its folder, or its id on the model hub.
-        device: where it runs.
+        device: where it runs; None is the GPU if there is one, else the CPU.
 
     Raises:
         ModelError: it cannot be had or loaded, or has no class called entailment.
     """
 
-    def __init__(self, name: str, device: str | torch.device = "cpu") -> None:
+    def __init__(self, name: str, device: str | None = None) -> None:
         self.name = name
         self._model, self._tokenizer = _load("AutoModelForSequenceClassification", _find(name), name, device)
         self._tokens = _longest(self._model, self._tokenizer)
@@ -150,7 +150,7 @@ def _find(name: str) -> Path:
     return path if path.is_dir() else fetch_snapshot(name, reporter_for(True))
 
 
-def _load(kind: str, folder: Path, name: str, device: str | torch.device) -> tuple[Any, Any]:
+def _load(kind: str, folder: Path, name: str, device: str | None) -> tuple[Any, Any]:
     """Model and tokenizer, in fp32; a model without its last layer would be filled up with random numbers."""
     import transformers
 
@@ -168,4 +168,4 @@ def _load(kind: str, folder: Path, name: str, device: str | torch.device) -> tup
     missing = [key for key in info.get("missing_keys") or () if "pooler" not in key]
     if missing:
         raise ModelError(f"{name} is no whole model of this kind: weights for {', '.join(missing[:3])} are missing")
-    return model.eval().to(device), tokenizer
+    return model.eval().to(device or ("cuda" if torch.cuda.is_available() else "cpu")), tokenizer

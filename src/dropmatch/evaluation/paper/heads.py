@@ -17,7 +17,7 @@ from dropmatch.evaluation.paper import published
 from dropmatch.evaluation.paper.paths import NO_DROPOUT, Path
 from dropmatch.evaluation.paper.settings import over_seeds, spread_text
 from dropmatch.evaluation.paper.texts import Texts
-from dropmatch.evaluation.statistics import mean_interval, paired
+from dropmatch.evaluation.statistics import mean_interval, paired, share_interval
 from dropmatch.evaluation.tasks import Example, Task
 
 Scored = tuple[list[str], list[float]]  # texts and their scores, by example
@@ -95,7 +95,10 @@ def _scored(task: Task, examples: Sequence[Example], texts: Texts, path: Path, p
 
 
 def _entry(scored: Scored) -> dict[str, Any]:
-    return {"score": asdict(mean_interval(scored[1]))}
+    """The score with its 95 % interval, which does not shrink to a point where all texts are right."""
+    scores = scored[1]
+    right = set(scores) <= {0.0, 1.0}
+    return {"score": asdict(share_interval(round(sum(scores)), len(scores)) if right else mean_interval(scores))}
 
 
 def _column(head: int, seeds: Sequence[int], found: Sequence[Scored], plain: Scored) -> dict[str, Any]:
