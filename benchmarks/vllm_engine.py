@@ -131,6 +131,7 @@ def run(llm: Any, prompts: list[str], settings: dict[str, Any], max_tokens: int,
         return outputs
 
     engine.step, sampler.forward = timed, timed_forward
+    llm.reset_prefix_cache()  # else the first setting on some prompts would read them for all that follow
     try:
         start = time.perf_counter()
         outputs = llm.chat(chats, params, use_tqdm=False)

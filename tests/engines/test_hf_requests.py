@@ -353,6 +353,16 @@ def test_text_and_messages_and_ids_are_the_same_prompt(tiny: Any) -> None:
         assert engine.generate(prompt, rule="strict", max_tokens=8).token_ids == expected
 
 
+def test_a_last_message_of_the_assistant_is_continued(tiny: Any) -> None:
+    engine = tiny.engine()
+    engine.tokenizer.chat_template = (
+        "{% for m in messages %}w9 {{ m.content }} {% endfor %}{% if add_generation_prompt %}w8{% endif %}"
+    )
+    asked = [{"role": "user", "content": "w5 w6"}]
+    assert engine.encode(asked).tolist() == [9, 5, 6, 8]
+    assert engine.encode([*asked, {"role": "assistant", "content": "w7"}]).tolist() == [9, 5, 6, 9, 7]
+
+
 def test_a_draft_with_a_shorter_context_is_refused(tiny: Any) -> None:
     draft = tiny.build_model("llama", max_position_embeddings=32)
     engine = Engine(tiny.pair("llama")[0], tiny.word_tokenizer(), DraftModel(draft))

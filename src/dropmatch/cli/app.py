@@ -9,8 +9,10 @@ import typer
 from dropmatch import __version__
 from dropmatch.cli.bench import bench
 from dropmatch.cli.compare import compare
+from dropmatch.cli.evaluate import evaluate
 from dropmatch.cli.failures import Group
 from dropmatch.cli.generate import generate
+from dropmatch.cli.judge import judge
 from dropmatch.cli.models import app as models
 from dropmatch.cli.paper import app as paper
 from dropmatch.cli.record import record
@@ -31,9 +33,11 @@ Examples:
   dropmatch compare --target ./big --draft ./small --prompts questions.jsonl
   dropmatch bench --task questions.jsonl --rules js:p=0.1,js:p=0.3,typical --out results/first
   dropmatch paper divergence --task questions.jsonl --limit 20
+  dropmatch judge results/first --endpoint http://localhost:8000/v1 --model Qwen2.5-32B --kind pairwise
   dropmatch record rounds.safetensors --prompts questions.jsonl
   dropmatch replay rounds.safetensors js:p=0.1 js:p=0.3 typical margin
   dropmatch serve demo:qwen2.5-coder --rule js --port 8000
+  dropmatch eval --tasks gsm8k_cot --model_args target=demo:qwen2.5-coder
   dropmatch models list
 """
 
@@ -48,6 +52,12 @@ app.command("generate")(generate)
 app.command("compare")(compare)
 app.command("serve", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
 app.command("bench")(bench)
+app.command(
+    "eval",
+    add_help_option=False,  # it tells of the harness's options too
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)(evaluate)
+app.command("judge")(judge)
 app.command("record")(record)
 app.command("replay")(replay)
 app.add_typer(paper, name="paper")

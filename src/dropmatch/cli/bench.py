@@ -38,8 +38,9 @@ Tasks = Annotated[
         metavar="TASK",
         show_default=False,
         rich_help_panel=RUNNING,
-        help="A task, may be given several times: a .jsonl file of prompts. TASK=FILE takes its examples from a JSONL "
-        "file instead of the hub.",
+        help="A task, may be given several times: humaneval, humaneval_plus (EvalPlus), any generative task of "
+        "lm-evaluation-harness (gsm8k_cot, ifeval, mmlu_generative, ...), or a .jsonl file of prompts. TASK=FILE takes "
+        "its examples from a JSONL file instead of the hub.",
     ),
 ]
 Rules = Annotated[
@@ -124,7 +125,7 @@ def bench(
     machine does meanwhile. Every text is kept; a run that was stopped goes on
     where it was. At the end: report.json, report.md, plots and report.html.
 
-    Example: dropmatch bench --task prompts.jsonl --rules js:p=0.1,js:p=0.3,typical --limit 20 --out results/first
+    Example: dropmatch bench --task gsm8k_cot --rules js:p=0.1,js:p=0.3,typical --limit 100 --out results/first
     """
     from dropmatch.evaluation.bench.plan import Plan, cells, parse_tasks
     from dropmatch.evaluation.bench.report import write_report

@@ -141,9 +141,7 @@ def show(sheets: Sequence[Sheet], color: bool | None) -> None:
     """Tables on stdout."""
     from dropmatch.evaluation.bench.report import for_terminal
 
-    output = output_console(color)
-    for sheet in sheets:
-        output.print(for_terminal(sheet))
+    output_console(color).print(for_terminal(sheets))
 
 
 def write(file: Path | None, analysis: str, settings: Mapping[str, Any], result: Any, where: Any) -> None:

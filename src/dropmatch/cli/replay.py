@@ -19,6 +19,7 @@ from dropmatch.errors import SettingError
 if TYPE_CHECKING:
     from rich.console import Console
 
+MOST_COMPARED = 10  # a wider table of agreement would not fit; --json has all of it
 FILE = Annotated[Path, typer.Argument(metavar="FILE", help="A record of dropmatch record.", show_default=False)]
 Rules = Annotated[
     list[str],
@@ -71,7 +72,7 @@ def replay(
         )
     )
     output.print(_table(found))
-    if len(configs) > 1:
+    if 1 < len(configs) <= MOST_COMPARED:
         output.print(_agreement(found))
     if examples:
         _show_examples(output, found, examples)
@@ -82,7 +83,7 @@ def replay(
 
 def _table(found: dict[str, Any]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("rule")
+    table.add_column("rule", overflow="fold")
     for heading in (
         "acceptance\nlength",
         "accepts of\nits rows",

@@ -191,7 +191,10 @@ def test_additional_config_by_its_parts(theirs: list[str]) -> None:
         ({"length": 0}, r"draft_length \(L\) must be at least 1"),
         ({"length": 129}, r"draft_length \(L\) must be an integer from 0 to 128"),
         ({"draft": None}, "nothing drafts: give --draft MODEL, --draft prompt-lookup, or vLLM's --speculative-config"),
-        ({"rule": "typical"}, "--rule: unknown rule 'typical'; the rules are: off, js, naive, strict"),
+        (
+            {"rule": "nope"},
+            "--rule: unknown rule 'nope'; the rules are: off, ensemble, fly, fuzzy, js, margin, naive, strict",
+        ),
         ({"heads": 0}, r"heads \(K\) must be an integer from 1"),
         ({"dropout": 1.0}, r"dropout \(p\) must be a number in \[0, 1\)"),
     ],

@@ -40,6 +40,7 @@ def test_lossy_tokens_are_told_apart_from_exact_and_sampled_ones() -> None:
         "accepted_tokens": 5,
         "lossy_tokens": 2,
         "accepted_by_reason": {"exact": 2, "js": 1, "majority": 1, "sampled": 1},
+        "rounds_by_accepted": {"2": 1, "3": 1},
     }
 
 
@@ -48,6 +49,11 @@ def output(request: str, tokens: list[int], params: Any = None, metrics: Any = N
     return SimpleNamespace(
         request_id=request, new_token_ids=tokens, kv_transfer_params=params, spec_decode_metrics=metrics
     )
+
+
+def state(name: str, parent: Any = None) -> Any:
+    """As much of a RequestState as reporting looks at; `name` is the user's."""
+    return SimpleNamespace(external_req_id=name, parent_req=parent)
 
 
 def test_the_engine_core_passes_reasons_on_beside_other_parameters() -> None:
@@ -77,12 +83,13 @@ def test_the_front_end_counts_what_remains_after_a_stop_string_and_hides_its_key
     mine, aborted = output("a", [1, 2, 3, 4], dict(params)), output("gone", [1, 2, 3, 4], dict(params))
     seen = []
 
-    def process(self: Any, outputs: Any) -> None:
+    def process(self: Any, outputs: Any) -> Any:
         seen.extend(each.kv_transfer_params for each in outputs)
         del mine.new_token_ids[2:]  # as vLLM does when a stop string ends within the block
+        return SimpleNamespace(request_outputs=[])
 
     before = counter("exact"), counter("js")
-    processor = SimpleNamespace(request_states={"a": object()})
+    processor = SimpleNamespace(request_states={"a": state("a")})
     reporting.take_off_and_count(process)(processor, [mine, aborted])
     assert seen == [None, None]
     assert (counter("exact"), counter("js")) == (before[0] + 1, before[1] + 1)
@@ -97,8 +104,29 @@ def test_a_finished_request_shows_its_reasons_and_is_forgotten() -> None:
 
     params = {"dropmatch": {"rule": "js", "drafted": 5, "accepted": ["js"]}}
     done = output("a", [1, 2], params, Metrics())
-    processor = SimpleNamespace(request_states={"a": object()})
-    reporting.take_off_and_count(lambda self, outputs: self.request_states.clear())(processor, [done])
+    processor = SimpleNamespace(request_states={"a": state("user-1")})
+    finished = SimpleNamespace(request_id="user-1")
+
+    def process(self: Any, outputs: Any) -> Any:
+        self.request_states.clear()
+        return SimpleNamespace(request_outputs=[finished])
+
+    reporting.take_off_and_count(process)(processor, [done])
+    assert finished.dropmatch == done.spec_decode_metrics.to_dict()["dropmatch"]
     assert done.spec_decode_metrics.to_dict()["num_spec_steps"] == 1
     assert done.spec_decode_metrics.to_dict()["dropmatch"]["accepted_by_reason"] == {"js": 1}
+    assert processor.dropmatch_requests == {}
+
+
+def test_a_request_for_several_texts_is_none_of_them() -> None:
+    params = {"dropmatch": {"rule": "js", "drafted": 5, "accepted": ["js"]}}
+    processor = SimpleNamespace(request_states={f"{i}_a": state("a", parent=object()) for i in range(2)})
+    finished = SimpleNamespace(request_id="a")
+
+    def process(self: Any, outputs: Any) -> Any:
+        self.request_states.clear()
+        return SimpleNamespace(request_outputs=[finished])
+
+    reporting.take_off_and_count(process)(processor, [output(f"{i}_a", [1, 2], dict(params)) for i in range(2)])
+    assert not hasattr(finished, "dropmatch")
     assert processor.dropmatch_requests == {}

@@ -339,8 +339,8 @@ def test_case_5_banned_tokens_and_the_end_are_never_emitted(client: Client, xarg
 
 
 BAD: list[tuple[dict[str, Any], list[str]]] = [
-    ({"dropmatch": "typical"}, ["dropmatch", "'typical'", "off, js, naive, strict"]),
-    ({"dropmatch": 3}, ["dropmatch", "off, js, naive, strict"]),
+    ({"dropmatch": "nope"}, ["dropmatch", "'nope'", "off, ensemble, fly, fuzzy, js, margin, naive, strict"]),
+    ({"dropmatch": 3}, ["dropmatch", "off, ensemble, fly, fuzzy, js, margin, naive, strict"]),
     ({"dropmatch_heads": 0}, ["dropmatch", "heads", "1 to 1024", "got 0"]),
     ({"dropmatch_heads": 2.5}, ["dropmatch", "heads", "integer", "2.5"]),
     ({"dropmatch_heads": [3]}, ["dropmatch", "heads", "single value"]),
@@ -376,7 +376,7 @@ def test_case_28_bad_settings_are_refused_and_disturb_nobody(client: Client) -> 
             assert future.result().choices[0].token_ids == alone.choices[0].token_ids
     check_block(alone, "naive")
     for ask in (client.chat, client.complete):  # vLLM itself begins to answer before it looks at the request
-        with pytest.raises(openai.BadRequestError, match="unknown rule 'typical'"):
+        with pytest.raises(openai.BadRequestError, match="unknown rule 'nope'"):
             list(ask(QUESTION, {"dropmatch": "typical"}, stream=True))
 
 

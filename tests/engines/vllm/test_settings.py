@@ -53,7 +53,7 @@ def test_the_engine_names_a_rule_and_its_settings() -> None:
     ("options", "named"),
     [
         ("js", "must hold settings"),
-        ({"rule": "nope"}, "unknown rule 'nope'; the rules are: off, js, naive, strict"),
+        ({"rule": "nope"}, "unknown rule 'nope'; the rules are: off, ensemble, fly, fuzzy, js, margin, naive, strict"),
         ({"heads": 5}, "sets heads but no rule"),
         ({"rule": "js", "heads": 0}, "heads"),
         ({"rule": "js", "dropout": 1.0}, "dropout"),
@@ -90,7 +90,10 @@ def test_a_request_names_a_rule_where_the_engine_has_none() -> None:
 @pytest.mark.parametrize(
     ("extra", "named"),
     [
-        ({"dropmatch": "nope"}, "unknown rule 'nope'; the rules are: off, js, naive, strict"),
+        (
+            {"dropmatch": "nope"},
+            "unknown rule 'nope'; the rules are: off, ensemble, fly, fuzzy, js, margin, naive, strict",
+        ),
         ({"dropmatch": 3}, "unknown rule 3"),
         ({"dropmatch": True}, "unknown rule True"),
         ({"dropmatch": "js", "dropmatch_heads": 0}, "heads"),

@@ -50,6 +50,12 @@ from dropmatch.engines.vllm.verifier import Verifier
 from dropmatch.errors import ModelError
 
 LOSSY = ("naive", "js")
+PEERS = {
+    "typical": {"threshold": 0.02},
+    "fly": {"window": 1, "threshold": 0.05},
+    "ensemble": {"weight": 0.3},
+    "topk": {"candidates": 3},
+}
 JS = {"dropmatch": "js", "dropmatch_verdict": "sampled"}
 NAIVE = {"dropmatch": "naive", "dropmatch_verdict": "sampled"}
 WILD = {
@@ -68,7 +74,7 @@ def asks(
     """A request with any rule and settings, and drafts of 0 to 5 tokens."""
     lowest = -1 if placeholders else 0
     ranks = draw(st.lists(st.sampled_from([0, 0, 0, 1, 1, 2, 3, 9, *([-1] if lowest else [])]), max_size=5))
-    rule = draw(st.sampled_from([None, "off", "strict", "naive", "js", "naive", "js"]))
+    rule = draw(st.sampled_from([None, "off", "strict", "naive", "js", "naive", "js", *PEERS]))
     options: dict[str, Any] = {} if rule is None else {"dropmatch": rule}
     if rule in ("strict", *LOSSY):
         options["dropmatch_heads"] = draw(st.sampled_from([1, 5, 9]))
@@ -78,6 +84,9 @@ def asks(
         options["dropmatch_verdict"] = draw(st.sampled_from(["sampled", "sampled", "denoised"]))
         if options["dropmatch_verdict"] == "sampled" and draw(st.booleans()):
             options["dropmatch_mask_seed"] = draw(st.integers(-3, 3))
+    if rule in PEERS:
+        options |= {f"dropmatch_{name}": value for name, value in PEERS[rule].items()}
+        options["dropmatch_evaluation"] = draw(st.sampled_from(["lazy", "lazy", "eager"]))
     changes: dict[str, Any] = {"options": options, "chunk": draw(st.sampled_from([0, 0, 4]))}
     if sampling and draw(st.booleans()) and -1 not in ranks:
         changes["temperature"] = draw(st.sampled_from([0.5, 1.0, 1.7]))
@@ -594,7 +603,8 @@ def test_dropout_of_zero_is_strict(batch: list[Ask]) -> None:
 def test_lossless_accepts_a_prefix_of_what_lossy_accepts(batch: list[Ask]) -> None:
     """Case 25: a lazy rule never accepts fewer than strict on the same rows."""
     for ask in batch:
-        ask.options = {"dropmatch": ask.options.get("dropmatch", "js")}
+        kept = ("dropmatch", "dropmatch_window")
+        ask.options = {"dropmatch": "js"} | {name: ask.options[name] for name in kept if name in ask.options}
     lossy, strict = run(batch), run([replace_options(ask, {"dropmatch": "strict"}) for ask in batch])
     for ask in batch:
         accepted = len(strict.tokens[ask.name]) - 1

@@ -103,7 +103,7 @@ def engine(**changes: Any) -> Any:
     """What `settings` looks at of a `VllmConfig`."""
     speculative = SimpleNamespace(
         method="draft_model", use_heterogeneous_vocab=False, parallel_drafting=False,
-        use_local_argmax_reduction=False, rejection_sample_method="standard",
+        use_local_argmax_reduction=False, rejection_sample_method="standard", num_speculative_tokens=5,
     )  # fmt: skip
     values = {"speculative_config": speculative, "use_v2_model_runner": False, "lora_config": None}
     return SimpleNamespace(**(values | changes))
@@ -423,9 +423,18 @@ def settings_of(ask: Ask, default: AcceptanceConfig | None) -> AcceptanceConfig 
 
 
 def ask_rule(
-    ask: Ask, place: int, config: AcceptanceConfig | None, head: LinearHead, row: Tensor, final: Tensor
+    ask: Ask,
+    place: int,
+    config: AcceptanceConfig | None,
+    head: LinearHead,
+    row: Tensor,
+    final: Tensor,
+    exact: list[bool],
 ) -> str | None:
-    """Why the rule accepts a draft token, judged alone; None if it does not, or if there is none."""
+    """Why the rule accepts a draft token, judged alone; None if it does not, or if there is none.
+
+    exact: for each of the draft's tokens, whether lossless decoding accepts it.
+    """
     token = ask.drafts[place]
     if config is None or get_rule(config.rule).lossless or not 0 <= token < len(row):
         return None
@@ -443,9 +452,23 @@ def ask_rule(
         draft_logits=ask.draft_logits[place][None] if compares and ask.draft_logits is not None else None,
         bias=torch.where(row.isneginf(), -INF, row - raw)[None],
         allowed=torch.tensor([bool(final[token] > -INF)]),
+        followed=torch.tensor([[*exact[place + 1 :], False].index(False)]),
+        remaining=torch.tensor([len(exact) - place - 1]),
     )
     verdict = judge(evidence, config, head)
     return reason_name(int(verdict.reason)) if bool(verdict.accept) else None
+
+
+def _rest(ask: Ask, place: int, final: Tensor, probabilistic: bool) -> tuple[Tensor, float]:
+    """What a refused token is replaced from, and what the draft gave the token: final [V] -> [V], q."""
+    token, p = ask.drafts[place], final.softmax(dim=0)
+    if ask.greedy or not probabilistic:
+        rest = p.clone()
+        rest[token if token >= 0 else []] = 0
+        return rest, 1.0
+    assert ask.draft_logits is not None
+    q = (ask.draft_logits[place] / ask.temperature).softmax(dim=0)
+    return (p - q).clamp_min(0), float(q[token])
 
 
 def expected(
@@ -478,30 +501,29 @@ def expected(
         config = settings_of(ask, default)
         tokens: list[int] = []
         reasons: list[str] = []
+        rows = [processed_row(ask, place) for place in range(len(ask.drafts))]
+        finals = [constrained_row(ask, row) for row in rows]
+        rests = [_rest(ask, place, final, probabilistic) for place, final in enumerate(finals)]
+        lossless = [
+            token == int(rows[place].argmax())
+            if ask.greedy
+            else token >= 0
+            and float(finals[place].softmax(dim=0)[token]) / rests[place][1] >= float(uniforms[i][place])
+            for place, token in enumerate(ask.drafts)
+        ]
         for place, token in enumerate(ask.drafts):
-            row = processed_row(ask, place)
-            final = constrained_row(ask, row)
+            row, final, exact = rows[place], finals[place], lossless[place]
             if ask.greedy:
-                choice = int(row.argmax())
-                exact, why = token == choice, "exact"
+                choice, why = int(row.argmax()), "exact"
                 if exact and config is not None and config.evaluation == "eager" and not get_rule(config.rule).lossless:
                     unknown = get_rule(config.rule).needs_draft_distribution and ask.draft_logits is None
-                    exact = unknown or ask_rule(ask, place, config, head, row, final) is not None
+                    exact = unknown or ask_rule(ask, place, config, head, row, final, lossless) is not None
                     if not exact:
                         tokens.append(choice)
                         break
             else:
-                p = final.softmax(dim=0)
-                if probabilistic:
-                    assert ask.draft_logits is not None
-                    q = (ask.draft_logits[place] / ask.temperature).softmax(dim=0)
-                    rest, share = (p - q).clamp_min(0), float(q[token])
-                else:
-                    rest, share = p.clone(), 1.0
-                    rest[token if token >= 0 else []] = 0
-                choice = int((rest / noise[i]).argmax())
-                exact, why = token >= 0 and float(p[token]) / share >= float(uniforms[i][place]), "sampled"
-            reason = why if exact else ask_rule(ask, place, config, head, row, final)
+                choice, why = int((rests[place][0] / noise[i]).argmax()), "sampled"
+            reason = why if exact else ask_rule(ask, place, config, head, row, final, lossless)
             if reason is None:
                 tokens.append(choice)
                 break

@@ -73,7 +73,8 @@ class Engine:
         """Generate a continuation.
 
         Args:
-            prompt: text (taken as it is), chat messages (through the chat template), or token ids [T].
+            prompt: text (taken as it is), chat messages (through the chat template; a last one of the assistant's
+                is continued), or token ids [T].
             stop: texts that end the generation; the token that completes one is kept.
             logits_processors: called with (ids [1, T], logits [1, V]) before temperature and top-k/p; what
                 they ban (-inf) no rule ever accepts.
@@ -170,7 +171,11 @@ class Engine:
         elif len(prompt) and isinstance(prompt[0], Mapping):
             if not getattr(self.tokenizer, "chat_template", None):
                 raise SettingError("the tokenizer has no chat template: pass the prompt as text")
-            text = self.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
+            last = prompt[-1]
+            goes_on = isinstance(last, Mapping) and last.get("role") == "assistant"
+            text = self.tokenizer.apply_chat_template(
+                prompt, add_generation_prompt=not goes_on, continue_final_message=goes_on, tokenize=False
+            )
             ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         elif len(prompt) and _is_prompt(prompt[0]):
             raise SettingError(f"one prompt at a time: got a list of {len(prompt)}")

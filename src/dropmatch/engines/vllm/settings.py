@@ -171,12 +171,13 @@ def _check_engine(config: AcceptanceConfig, vllm_config: Any) -> None:
     reason = why_no_lossy_rule(vllm_config)
     if reason is not None:
         raise SettingError(f"rule {rule.name!r} cannot be used: {reason}")
-    if rule.needs_block and vllm_config.use_v2_model_runner:
-        raise SettingError(
-            f"rule {rule.name!r} looks at the whole draft, which needs vLLM's V1 model runner: set the environment "
-            "variable VLLM_USE_V2_MODEL_RUNNER=0"
-        )
-    rule.check_window(config.window, vllm_config.speculative_config.num_speculative_tokens)
+    if rule.needs_block:
+        if vllm_config.use_v2_model_runner:
+            raise SettingError(
+                f"rule {rule.name!r} looks at the whole draft, which needs vLLM's V1 model runner: set the environment "
+                "variable VLLM_USE_V2_MODEL_RUNNER=0"
+            )
+        rule.check_window(config.window, vllm_config.speculative_config.num_speculative_tokens)
     if rule.needs_draft_distribution:
         reason = why_no_draft_distribution(vllm_config)
         if reason is not None:

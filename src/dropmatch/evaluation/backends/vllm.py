@@ -77,6 +77,8 @@ class VLLM:
             for example in examples
         ]
         prompts = [self._prompt(example) for example in examples]
+        # else the first cell on a group of examples would read the prompts for all that follow
+        self._llm.reset_prefix_cache()
         start = time.perf_counter()
         found = self._llm.generate(prompts, params, use_tqdm=False)
         seconds = time.perf_counter() - start
@@ -111,7 +113,10 @@ class VLLM:
         tokenizer = self._llm.get_tokenizer()
         if isinstance(example.prompt, str):
             return {"prompt_token_ids": tokenizer(example.prompt)["input_ids"]}
-        text = tokenizer.apply_chat_template(example.prompt, add_generation_prompt=True, tokenize=False)
+        goes_on = example.prompt[-1]["role"] == "assistant"
+        text = tokenizer.apply_chat_template(
+            example.prompt, add_generation_prompt=not goes_on, continue_final_message=goes_on, tokenize=False
+        )
         return {"prompt_token_ids": tokenizer(text, add_special_tokens=False)["input_ids"]}
 
 

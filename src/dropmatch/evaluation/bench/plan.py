@@ -21,6 +21,7 @@ seeds: [0, 1, 2]               # mask seeds of sampled verdicts; each is a cell
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -129,6 +130,24 @@ class Plan:
                 raise SettingError(f"{name} must be a list, got {value!r}")
         rest["tasks"] = tuple(_task(task) for task in rest.get("tasks", ()))
         return Plan(**rest, rules=cells([*rules, *combinations(grid)], seeds))
+
+    @staticmethod
+    def load(folder: Path) -> Plan:
+        """The plan that a benchmark's folder holds.
+
+        Raises:
+            SettingError: it holds none, or one that cannot be read.
+        """
+        path = folder / "plan.json"
+        if not path.exists():
+            raise SettingError(f"{folder} holds no benchmark: name the --out folder of dropmatch bench")
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            values["tasks"] = tuple(TaskChoice(**task) for task in values["tasks"])
+            values["rules"] = tuple(values["rules"])
+            return Plan(**values)
+        except (OSError, TypeError, KeyError, ValueError) as error:
+            raise SettingError(f"cannot read {path}: {error}") from error
 
     def task(self, choice: TaskChoice) -> TaskChoice:
         """A task's settings with the plan's where it has none."""

@@ -12,11 +12,11 @@ LINES_EVERY = 30.0  # seconds
 
 
 class Bar:
-    """Follows a run over so many groups of cells, or other units.
+    """Follows a run over so many groups of cells, or of something else.
 
     Args:
         total: how many, those that are done already among them.
-        unit: what they are called.
+        unit: what they are.
     """
 
     def __init__(self, total: int, unit: str = "groups of cells") -> None:
@@ -52,7 +52,7 @@ class Bar:
         self._bar.update(self._task, description=what)
 
     def done(self, tokens: int, measured: bool) -> None:
-        """A unit is there; measured now, or found in the folder."""
+        """A group of a cell is there; measured now, or found in the folder."""
         if measured:
             self._measured += 1
             self._tokens += tokens

@@ -5,11 +5,13 @@ from __future__ import annotations
 import html
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich import box
 from rich.console import Group as Lines
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -60,7 +62,7 @@ def write_report(plan: Plan, store: Store, metrics: dict[str, str | None]) -> Li
         _write(store.folder / files[title], svg)
     _write(store.folder / "report.md", _markdown(tables, about, files))
     _write(store.folder / "report.html", _html(tables, about, drawn))
-    return Lines(*(for_terminal(table) for table in tables))
+    return for_terminal(tables)
 
 
 def _about(plan: Plan, machine: dict[str, Any]) -> str:
@@ -107,11 +109,15 @@ def _apart(svg: str, number: int) -> str:
     return re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>f{number}-", svg)
 
 
-def for_terminal(sheet: Sheet) -> Lines:
-    """A table and its notes, to be printed."""
-    table = Table(title=sheet.title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+def for_terminal(tables: Sequence[Sheet]) -> Lines:
+    """Tables as a terminal shows them."""
+    return Lines(*(_for_terminal(table) for table in tables))
+
+
+def _for_terminal(sheet: Sheet) -> Lines:
+    table = Table(title=escape(sheet.title), title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for number, heading in enumerate(sheet.headings):
-        table.add_column(heading, justify="right" if number else "left", overflow="fold")
+        table.add_column(escape(heading), justify="right" if number else "left", overflow="fold")
     for row in sheet.rows:
         table.add_row(*(Text(text) for text in row))
     return Lines(table, *(Text(note) for note in sheet.notes), Text(""))

@@ -101,7 +101,7 @@ class Runner:
         """A few tokens of each cell, which are not kept."""
         for cell in self._cells:
             progress.begin(f"warming up: {cell}")
-            _guarded(partial(self._backend.generate, group, flat(cell), WARM_UP_TOKENS))
+            _guarded(partial(self._backend.generate, group[:2], flat(cell), WARM_UP_TOKENS))
 
     def _measure(self, task: Task, cell: str, number: int, group: Sequence[Example], max_tokens: int) -> int:
         if (task.name, cell) in self._crashed:

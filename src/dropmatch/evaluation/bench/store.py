@@ -16,6 +16,7 @@ from typing import Any
 
 from dropmatch.errors import SettingError
 from dropmatch.evaluation.backends import Group
+from dropmatch.evaluation.bench.lines import append_lines, read_lines
 from dropmatch.evaluation.bench.plan import Plan
 from dropmatch.evaluation.tasks import Example
 
@@ -64,25 +65,25 @@ class Store:
         where = {"task": task, "cell": cell, "group": number, "of": len(examples), "group_seconds": group.seconds}
         outputs = [asdict(output) for output in group.outputs]
         lines = [{**where, "id": e.id, **output} for e, output in zip(examples, outputs, strict=True)]
-        self._append("records.jsonl", lines)
+        append_lines(self.folder / "records.jsonl", lines)
         self.groups[task, cell, number] = Timed([e.id for e in examples], outputs, group.seconds)
 
     def fail(self, task: str, cell: str, error: str) -> None:
         """Keep that a cell has crashed."""
-        self._append("records.jsonl", [{"task": task, "cell": cell, "error": error}])
+        append_lines(self.folder / "records.jsonl", [{"task": task, "cell": cell, "error": error}])
         self.failures[task, cell] = error
 
     def score(self, task: str, cell: str, name: str, scores: Mapping[str, float | None]) -> None:
         """Keep what was found out about texts, by example."""
         lines = [{"task": task, "cell": cell, "id": i, "name": name, "value": value} for i, value in scores.items()]
-        self._append("scores.jsonl", lines)
+        append_lines(self.folder / "scores.jsonl", lines)
         for example, value in scores.items():
             self.scores[task, cell, example][name] = value
 
-    def _append(self, name: str, lines: Iterable[Mapping[str, Any]]) -> None:
-        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-        with (self.folder / name).open("a", encoding="utf-8") as file:
-            file.write(text)
+    def texts(self, task: str, cell: str) -> dict[str, str]:
+        """What a cell said, by example."""
+        groups = [group for (t, c, _), group in sorted(self.groups.items()) if (t, c) == (task, cell)]
+        return {i: output["text"] for group in groups for i, output in zip(group.ids, group.outputs, strict=True)}
 
     def _check_plan(self, plan: Plan) -> None:
         path, now = self.folder / "plan.json", asdict(plan)
@@ -109,7 +110,7 @@ class Store:
 
     def _load(self) -> None:
         found: dict[Key, list[dict[str, Any]]] = defaultdict(list)
-        for line in self._lines("records.jsonl"):
+        for line in read_lines(self.folder / "records.jsonl"):
             if "error" in line:
                 self.failures[line["task"], line["cell"]] = line["error"]
             else:
@@ -119,27 +120,8 @@ class Store:
             lines = lines[-size:]  # a group that was begun before and is complete now
             if len(lines) == size and len({line["id"] for line in lines}) == size:
                 self.groups[key] = Timed([line["id"] for line in lines], lines, lines[-1]["group_seconds"])
-        for line in self._lines("scores.jsonl"):
+        for line in read_lines(self.folder / "scores.jsonl"):
             self.scores[line["task"], line["cell"], line["id"]][line["name"]] = line["value"]
-
-    def _lines(self, name: str) -> list[dict[str, Any]]:
-        """The lines of a file; one at its end that was not written out is cut off."""
-        path = self.folder / name
-        if not path.exists():
-            return []
-        data = path.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
-        if len(whole) < len(data):
-            with path.open("r+b") as file:
-                file.truncate(len(whole))
-        found = []
-        # not splitlines, which also splits at the line separators of Unicode
-        for number, line in enumerate(whole.decode("utf-8", errors="replace").split("\n")[:-1], start=1):
-            try:
-                found.append(json.loads(line))
-            except ValueError as error:
-                raise SettingError(f"{path}, line {number} is damaged ({error}): remove it to go on") from error
-        return found
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from typing import Any
 from dropmatch.evaluation.bench.plan import Plan, baseline, without_seed
 from dropmatch.evaluation.bench.runner import LOG_LIKELIHOOD, SCORE
 from dropmatch.evaluation.bench.store import Store, Timed
+from dropmatch.evaluation.judge.judgements import Judgements
+from dropmatch.evaluation.judge.results import results
 from dropmatch.evaluation.statistics import Interval, mean_interval, paired, ratio_interval
 from dropmatch.evaluation.text_checks import loops
 from dropmatch.rule_text import parse_rule
@@ -30,7 +32,7 @@ def summarise(plan: Plan, store: Store, metrics: dict[str, str | None]) -> dict[
         store: its records.
         metrics: of each task, by its name, what its score is called; None of an open-ended task.
     """
-    tasks = {}
+    tasks, judgements = {}, Judgements(store.folder)
     for task, metric in metrics.items():
         cells = {cell: _cell(store, task, cell) for cell in plan.rules if _groups(store, task, cell)}
         for cell, entry in cells.items():
@@ -40,6 +42,7 @@ def summarise(plan: Plan, store: Store, metrics: dict[str, str | None]) -> dict[
             "cells": cells,
             "seeds": _over_seeds(cells),
             "best": best(cells),
+            "judges": results(plan, store, judgements, task),
             "failures": {cell: text for (name, cell), text in store.failures.items() if name == task},
         }
     return {"plan": asdict(plan), "tasks": tasks}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from dropmatch.evaluation.judge.prompts import PAIRWISE
+
 
 @dataclass(frozen=True)
 class Sheet:
@@ -24,13 +26,28 @@ class Sheet:
 
 
 def sheets(summary: dict[str, Any]) -> list[Sheet]:
-    """The tables of a summary: for each task its cells, and its seeds where there are several."""
+    """The tables of a summary: for each task its cells, its seeds where there are several, and what judges say."""
     found = []
     for name, task in summary["tasks"].items():
         found.append(_cells(name, task))
         if task["seeds"]:
             found.append(_seeds(name, task))
+        found += [judge_sheet(name, judge) for judge in task["judges"]]
     return found
+
+
+def judge_sheet(name: str, judge: dict[str, Any]) -> Sheet:
+    """What one judge says of a task's cells."""
+    pairwise = judge["kind"] == PAIRWISE
+    compared = ("wins %", "won / tied / lost", "p", "same text", "orders disagree")
+    quality = compared if pairwise else ("score of 10", "against strict", "lower / higher", "p")
+    rows: list[tuple[str, ...]] = []
+    if judge["refused"] is None:
+        for cell, entry in judge["cells"].items():
+            values = _pairs(entry) if pairwise else _graded(entry)
+            rows.append((cell, str(entry["judged"] - entry["unparsed"]), *values, str(entry["unparsed"])))
+    title = f"{name}: judged by {judge['model']}, {judge['kind']} (wording {judge['version']})"
+    return Sheet(title, ("cell", "n", *quality, "no verdict"), rows, _judge_notes(judge))
 
 
 def _cells(name: str, task: dict[str, Any]) -> Sheet:
@@ -38,6 +55,8 @@ def _cells(name: str, task: dict[str, Any]) -> Sheet:
     scored = (f"{metric} %", "against strict", "lost / gained", "p")
     quality = scored if metric else ("log-likelihood", "against strict")
     headings = ("cell", "n", "speed over strict", "acceptance length", "lossy %", *quality, "cut", "looping")
+    judges = [judge for judge in task["judges"] if judge["refused"] is None]
+    headings += tuple(_judge_heading(judge, judges) for judge in judges)
     rows: list[tuple[str, ...]] = []
     for cell, entry in task["cells"].items():
         ratio = entry.get("over_strict")
@@ -49,7 +68,8 @@ def _cells(name: str, task: dict[str, Any]) -> Sheet:
             f"{entry['lossy_pct']:.1f}",
         ]
         row += _score(entry) if metric else _likelihood(entry)
-        rows.append((*row, str(entry["truncated"]), str(entry["looping"])))
+        row += [str(entry["truncated"]), str(entry["looping"])]
+        rows.append((*row, *(_judged(judge["cells"].get(cell)) for judge in judges)))
     return Sheet(name, headings, rows, _notes(task))
 
 
@@ -66,6 +86,72 @@ def _likelihood(entry: dict[str, Any]) -> list[str]:
     found = entry.get("log_likelihood_against_strict")
     own = _interval(entry["log_likelihood"], 3) if entry["log_likelihood"] else ""
     return [own, _interval(found["difference"], 3, sign=True) if found else ""]
+
+
+def _judge_heading(judge: dict[str, Any], judges: list[dict[str, Any]]) -> str:
+    """Of a judge's column: the wording is named where there are several."""
+    alike = [each for each in judges if (each["model"], each["kind"]) == (judge["model"], judge["kind"])]
+    model = judge["model"].rstrip("/").rpartition("/")[2]
+    wording = f" ({judge['version']})" if len(alike) > 1 else ""
+    return f"{model}{wording}: {'wins %' if judge['kind'] == PAIRWISE else 'score of 10'}"
+
+
+def _judged(entry: dict[str, Any] | None) -> str:
+    """What a judge says of a cell, in short."""
+    if entry is None:
+        return ""
+    return _optional(entry["win_rate"], 1, 100) if "win_rate" in entry else _optional(entry["score"], 2)
+
+
+def _pairs(entry: dict[str, Any]) -> list[str]:
+    shares = "{wins} / {ties} / {losses}".format(**entry)
+    p_value = "" if entry["p_value"] is None else f"{entry['p_value']:.2g}"
+    disagree = f"{entry['orders_disagree']} of {entry['compared']}"
+    return [_optional(entry["win_rate"], 1, 100), shares, p_value, str(entry["same"]), disagree]
+
+
+def _graded(entry: dict[str, Any]) -> list[str]:
+    found = entry["against"]
+    own = _optional(entry["score"], 2)
+    if found is None:
+        return [own, "", "", ""]
+    difference = _interval(found["difference"], 2, sign=True)
+    return [own, difference, f"{found['lost']} / {found['gained']}", f"{found['p_value']:.2g}"]
+
+
+def _judge_notes(judge: dict[str, Any]) -> list[str]:
+    """How to read a judge's table, and what is amiss."""
+    if judge["refused"] is not None:
+        return [
+            f"Worthless: {judge['unparsed']} of {judge['answers']} answers of {judge['model']} have no verdict.",
+        ]
+    cells = judge["cells"]
+    notes = [
+        f"{cell}: judged on {entry['judged']} of {entry['examples']} examples so far."
+        for cell, entry in cells.items()
+        if entry["judged"] < entry["examples"]
+    ]
+    notes += [
+        f"{cell}: most of its examples have no verdict, so that it has no result."
+        for cell, entry in cells.items()
+        if 2 * entry["unparsed"] > entry["judged"]
+    ]
+    if judge["kind"] != PAIRWISE:
+        return [*notes, "Scores from 1 to 10, with 95 % bootstrap intervals over examples; p is a sign test."]
+    compared, disagree, first, second = (
+        sum(entry[name] for entry in cells.values())
+        for name in ("compared", "orders_disagree", "first_preferred", "second_preferred")
+    )
+    if compared:
+        notes.append(
+            f"Position bias: orders disagree on {disagree} of {compared} pairs ({100 * disagree / compared:.0f} %); "
+            f"the first text was preferred in both orders on {first}, the second on {second}."
+        )
+    return [
+        *notes,
+        "Each text against strict's in both orders; a win needs both, and the same text is a tie. Wins are with half "
+        "the ties, with a 95 % bootstrap interval over examples; p is a sign test of won against lost.",
+    ]
 
 
 def _notes(task: dict[str, Any]) -> list[str]:
@@ -91,6 +177,10 @@ def _interval(value: dict[str, float], digits: int, scale: float = 1.0, *, sign:
     plus = "+" if sign else ""
     middle, low, high = (f"{scale * value[end]:{plus}.{digits}f}" for end in ("value", "low", "high"))
     return f"{middle} [{low}, {high}]"
+
+
+def _optional(value: dict[str, float] | None, digits: int, scale: float = 1.0) -> str:
+    return "" if value is None else _interval(value, digits, scale)
 
 
 def _spread(value: dict[str, float], digits: int, scale: float = 1.0) -> str:

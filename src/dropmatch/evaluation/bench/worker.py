@@ -14,12 +14,11 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from dropmatch.config import DraftConfig
 from dropmatch.errors import DropMatchError, SettingError
 from dropmatch.evaluation.backends import Backend
-from dropmatch.evaluation.bench.plan import Plan, TaskChoice
+from dropmatch.evaluation.bench.plan import Plan
 from dropmatch.evaluation.bench.progress import Bar
 from dropmatch.evaluation.bench.runner import Runner
 from dropmatch.evaluation.bench.store import Store
@@ -97,11 +96,8 @@ def _huggingface(plan: Plan) -> Backend:
 def main() -> None:
     """One draft length with vLLM."""
     folder, length = Path(sys.argv[1]), int(sys.argv[2])
-    values: dict[str, Any] = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
-    values["tasks"] = tuple(TaskChoice(**task) for task in values["tasks"])
-    values["rules"] = tuple(values["rules"])
-    plan = Plan(**values)
     try:
+        plan = Plan.load(folder)
         from dropmatch.evaluation.backends.vllm import VLLM
 
         backend = VLLM(plan.target, plan.draft, length, plan.batch, plan.dtype)

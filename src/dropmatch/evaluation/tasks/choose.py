@@ -8,19 +8,27 @@ from dropmatch.errors import SettingError
 from dropmatch.evaluation.tasks.base import Task
 from dropmatch.evaluation.tasks.prompts import Prompts
 
+HUMANEVAL = {"humaneval": False, "humaneval_plus": True}  # whether with EvalPlus's more tests
+
 
 def choose_task(name: str, data: str | None = None) -> Task:
-    """A task from its name: a JSONL file of prompts.
+    """A task from its name: humaneval, humaneval_plus, a generative task of lm-evaluation-harness, a file of prompts.
 
     Args:
         name: how the user calls it.
-        data: a JSONL file to take its examples from.
+        data: a JSONL file to take its examples from, where they shall not come from the hub.
 
     Raises:
-        SettingError: there is none of that name.
+        SettingError: there is none of that name, or its harness is not installed.
     """
     if name.endswith((".jsonl", ".json")):
         if data is not None:
             raise SettingError(f"{name} is a file of prompts already: leave its data out")
         return Prompts(Path(name))
-    raise SettingError(f"no task is called {name!r}: name a .jsonl file of prompts")
+    if name in HUMANEVAL:
+        from dropmatch.evaluation.tasks.humaneval import HumanEval
+
+        return HumanEval(HUMANEVAL[name], None if data is None else Path(data))
+    from dropmatch.evaluation.tasks.harness import HarnessTask
+
+    return HarnessTask(name, data)
