@@ -42,7 +42,12 @@ Limit = Annotated[
 ]
 MaxTokens = Annotated[
     int,
-    typer.Option("--max-tokens", metavar="N", rich_help_panel=RUNNING, help="The most tokens of an example's text."),
+    typer.Option(
+        "--max-tokens",
+        metavar="N",
+        rich_help_panel=RUNNING,
+        help="The most tokens of a text; a task's own limit holds too.",
+    ),
 ]
 Seeds = Annotated[
     str,
