@@ -53,6 +53,7 @@ def heads_command(
 
     Example: dropmatch paper heads --task humaneval --dropout 0.1,0.3 --limit 20 --texts texts.jsonl
     """
+    from dropmatch import models
     from dropmatch.evaluation.bench.progress import Bar
     from dropmatch.evaluation.paper.heads import check_task, heads_sheet, score_heads
     from dropmatch.evaluation.paper.paths import all_paths
@@ -60,6 +61,8 @@ def heads_command(
     settings = s.checked(ctx.params)
     chosen, examples = s.task_of(task, limit)
     check_task(chosen)
+    if draft is not None:
+        models.where(draft)  # a name of no known form shows before the hours of decoding
     engine = s.target_alone(target, settings)
     dropouts, mask_seeds = settings["dropout"], settings["seeds"]
     found = s.decoded(engine, target, settings, examples, dropouts, texts)
