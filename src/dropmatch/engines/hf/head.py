@@ -68,6 +68,11 @@ class ModelHead:
         assert self._captured is not None, "no forward since capture() began"
         return self._captured[0, -rows:]
 
+    def last_hidden(self) -> Tensor:
+        """The head's input at the last position of each of the B sequences of the last forward: [B, d]."""
+        assert self._captured is not None, "no forward since capture() began"
+        return self._captured[:, -1]
+
     def full(self, hidden: Tensor) -> Tensor:
         """[n, d] -> [n, V]."""
         return self.finish(self._module(hidden))

@@ -42,12 +42,12 @@ class HuggingFace:
         outputs, start = [], time.perf_counter()
         for example in examples:
             budget = min(max_tokens, example.max_tokens or max_tokens)
-            ids = self._encode(example)
+            ids = self.encode(example)
             result = self._engine.generate(ids, stop=example.stop or None, max_tokens=budget, **options)
             counts = result.statistics
             outputs.append(
                 Output(
-                    text=_cut(result.text, example.stop),
+                    text=cut(result.text, example.stop),
                     tokens=counts.generated,
                     finish=result.finish_reason,
                     rounds=counts.rounds,
@@ -65,7 +65,7 @@ class HuggingFace:
         """One forward of the target over prompt and text."""
         found: list[float | None] = []
         for example, text in zip(examples, texts, strict=True):
-            prompt = self._encode(example)
+            prompt = self.encode(example)
             ids = self._engine.tokenizer(text, add_special_tokens=False)["input_ids"]
             if not ids:
                 found.append(None)
@@ -83,14 +83,14 @@ class HuggingFace:
         """Versions and machine."""
         return {"engine": self.name, **versions(), **machine(self._engine.model.device)}
 
-    def _encode(self, example: Example) -> Tensor:
-        """[T] ids."""
+    def encode(self, example: Example) -> Tensor:
+        """The prompt of an example: [T] ids."""
         if isinstance(example.prompt, str) or getattr(self._engine.tokenizer, "chat_template", None):
             return self._engine.encode(example.prompt)
         return self._engine.encode("\n\n".join(message["content"] for message in example.prompt))
 
 
-def _cut(text: str, stop: Sequence[str]) -> str:
+def cut(text: str, stop: Sequence[str]) -> str:
     """The text before the first stop string: harnesses expect it without."""
     for end in stop:
         text = text.split(end, 1)[0]

@@ -43,7 +43,8 @@ class Bar:
 
     def __exit__(self, *_: Any) -> None:
         self._bar.stop()
-        self._say(f"{self._found + self._measured} of {self._total} {self._unit}, {self._tokens} tokens")
+        tokens = f", {self._tokens} tokens" if self._tokens else ""
+        self._say(f"{self._found + self._measured} of {self._total} {self._unit}{tokens}")
 
     def begin(self, what: str) -> None:
         """Something else is done now."""

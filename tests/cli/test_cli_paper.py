@@ -1,0 +1,233 @@
+"""`dropmatch paper`: every analysis on a tiny pair, from the command line to the JSON file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_support import Pair, bare
+
+from dropmatch.errors import SettingError
+from dropmatch.evaluation.paper import encoders
+from dropmatch.evaluation.tasks import Example, Prompts, Task, choose
+
+Run = Callable[..., Any]
+ANALYSES = ("heads", "majority", "divergence", "latency", "batches", "speculative", "similarity")
+
+
+class Toy:
+    """A text is right if it has a word with a 1."""
+
+    name, metric = "toy", "accuracy"
+
+    def examples(self, limit: int | None) -> list[Example]:
+        return [Example(str(i), f"w{20 + i} w7 w9") for i in range(4)][:limit]
+
+    def score(self, examples: Sequence[Example], texts: Sequence[str]) -> list[float | None]:
+        return [float("1" in text) for text in texts]
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`toy` is a task; files of prompts are tasks as ever."""
+
+    def choose_task(name: str, data: str | None = None) -> Task:
+        if name == "toy":
+            return Toy()
+        if name.endswith(".jsonl"):
+            return Prompts(Path(name))
+        raise SettingError(f"no task is called {name!r}")
+
+    from dropmatch.evaluation.bench import worker
+
+    monkeypatch.setattr(choose, "choose_task", choose_task)
+    monkeypatch.setattr(worker, "choose_task", choose_task)
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> str:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"w{30 + i} w7 w9"}) + "\n" for i in range(3)))
+    return str(path)
+
+
+def report(path: Path, analysis: str) -> dict[str, Any]:
+    """The JSON file of a run."""
+    found = json.loads(path.read_text())
+    assert found["analysis"] == analysis
+    assert found["paper"]["source"] == "arXiv 2603.03333v1"
+    assert "torch" in found["machine"]
+    return found
+
+
+def test_heads(run: Run, pair: Pair, tmp_path: Path) -> None:
+    file, texts = tmp_path / "heads.json", tmp_path / "texts.jsonl"
+    command = ["paper", "heads", "--task", "toy", "--limit", "3", "--max-tokens", "6", "-p", "0.1,0.5", "-K", "3"]
+    command += ["--seeds", "0,1", *pair.args(), "--texts", str(texts), "--json", str(file)]
+    result = run(*command, width=140)
+    assert result.exit_code == 0, result.stderr
+    table = bare(result.stdout)
+    assert "Table 1: accuracy % of each head, toy" in table
+    for label in ("p=0.1", "p=0.5", "no dropout", "draft alone", "paper, p=0.3", "paper, draft alone"):
+        assert f"\n{label} " in table
+    found = report(file, "heads")
+    assert found["settings"]["dropout"] == [0.1, 0.5]
+    assert found["settings"]["seeds"] == [0, 1]
+    assert [len(row["heads"]) for row in found["result"]["rows"]] == [3, 3]
+    assert found["result"]["draft"] is not None
+    assert "3 of 3 examples" in result.stderr
+    assert "14 of 14 paths scored" in result.stderr
+    assert len(texts.read_text().splitlines()) == 1 + 3 * 13
+    assert len((tmp_path / "texts.draft.jsonl").read_text().splitlines()) == 1 + 3
+    again = run(*command, width=140)
+    assert bare(again.stdout) == table
+    assert "tokens" not in again.stderr  # nothing was decoded
+    other = run(*command[:6], "--max-tokens", "7", *command[8:])
+    assert other.exit_code == 2
+    assert "holds texts with max_tokens=6, and now it is 7" in other.stderr
+
+
+@pytest.mark.parametrize(("analysis", "title"), [("majority", "Table 2"), ("divergence", "Table 3")])
+def test_draft_rows(run: Run, pair: Pair, prompts: str, tmp_path: Path, analysis: str, title: str) -> None:
+    file = tmp_path / "rows.json"
+    result = run(
+        "paper", analysis, "--task", prompts, "--limit", "2", "--max-tokens", "16", "-L", "3", "--seeds", "0,3",
+        *pair.args(), "--json", str(file), width=160,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    assert title in result.stdout
+    assert "Mean over 2 mask seeds" in result.stdout
+    assert "4 of 4 texts" in result.stderr
+    found = report(file, analysis)
+    assert found["settings"]["draft_weights"] == "dense"
+    assert found["settings"]["support"] == "full"
+    everything = found["result"]["all"] if analysis == "majority" else found["result"]
+    assert everything["rows"] > 20
+
+
+def test_latency(run: Run, pair: Pair, tmp_path: Path) -> None:
+    file = tmp_path / "latency.json"
+    result = run("paper", "latency", "--target", pair.target, "--rounds", "2", "--json", str(file), width=140)
+    assert result.exit_code == 0, result.stderr
+    assert "Table 4" in result.stdout
+    assert "2 of 2 rounds" in result.stderr
+    found = report(file, "latency")
+    assert found["result"]["tokens"] == 5
+    assert found["paper"]["js"] == {"total_ms": 106.0, "ms": 1.74, "share_pct": 1.64}
+
+
+def test_speculative_goes_on_where_it_was(run: Run, pair: Pair, prompts: str, tmp_path: Path) -> None:
+    file, out = tmp_path / "table6.json", tmp_path / "out"
+    command = ["paper", "speculative", "--task", "toy", "--max-tokens", "12", "-L", "2,4", *pair.args()]
+    command += ["--out", str(out), "--json", str(file)]
+    result = run(*command, "--limit", "2", width=140)
+    assert result.exit_code == 0, result.stderr
+    assert "8 of 8 groups of cells" in result.stderr
+    more = run(*command, "--limit", "3", "--task", prompts, width=140)
+    assert more.exit_code == 0, more.stderr
+    assert "Table 6: toy" in more.stdout
+    assert "24 of 24 groups of cells" in more.stderr
+    lines = [json.loads(line) for line in (out / "records.jsonl").read_text().splitlines()]
+    assert len(lines) == 24 == len({(line["task"], line["cell"], line["id"]) for line in lines})
+    found = report(file, "speculative")
+    rows = found["result"]["tasks"]["toy"]["rows"]
+    assert [(row["method"], row["draft_length"], row["examples"]) for row in rows] == [
+        ("SD", 2, 3), ("SD+DM", 2, 3), ("SD", 4, 3), ("SD+DM", 4, 3),
+    ]  # fmt: skip
+    shown = run(*command, "--limit", "3", "--task", prompts, "--report-only", width=140)
+    assert shown.stdout == more.stdout
+    nothing = run("paper", "speculative", "--task", "toy", "--out", str(tmp_path / "none"), "--report-only")
+    assert nothing.exit_code == 2
+    assert "holds no benchmark" in nothing.stderr
+
+
+def test_similarity(run: Run, pair: Pair, prompts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import BertConfig, BertModel
+
+    from cli.cli_support import build_tokenizer
+
+    folder = tmp_path / "encoder"
+    config = BertConfig(
+        vocab_size=200, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24
+    )
+    BertModel(config).save_pretrained(folder)
+    tokenizer = build_tokenizer(None)
+    tokenizer.pad_token = "<|end|>"
+    tokenizer.save_pretrained(folder)
+    file = tmp_path / "similarity.json"
+    result = run(
+        "paper", "similarity", "--task", prompts, "--limit", "2", "--max-tokens", "8", "-p", "0.3", "-K", "3",
+        "--target", pair.target, "--encoder", str(folder), "--json", str(file), width=140,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    assert "Figure 3: texts of different heads" in result.stdout
+    assert "Entailment was left out" in result.stdout
+    found = report(file, "similarity")
+    assert len(found["result"]["rows"][0]["cosine"]) == 3
+    assert found["result"]["rows"][0]["entailment"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["heads", "--task", "nothing"], "no task is called 'nothing'"),
+        (["heads", "--task", "toy", "-p", "0.1,0.1"], "dropout (p) must be different numbers, got 0.1, 0.1"),
+        (["heads", "--task", "toy", "-p", "0.1;0.2"], "--dropout must be numbers with commas between them"),
+        (["heads", "--task", "toy", "-p", "1.0"], "dropout (p) must be a number in [0, 1)"),
+        (["heads", "--task", "toy", "--seeds", "1,1"], "seeds must be different integers, got 1, 1"),
+        (["heads", "--task", "toy", "--limit", "0"], "limit must be at least 1, got 0"),
+        (["heads", "--task", "toy", "-K", "0"], "heads (K) must be an integer from 1 to 1024, got 0"),
+        (["heads", "--task", "toy", "--texts", "no/where.jsonl"], "cannot write no/where.jsonl"),
+        (["majority", "--task", "toy", "--draft", "prompt-lookup"], "'js' compares distributions"),
+        (["majority", "--task", "toy", "-L", "0"], "draft_length must be at least 1, got 0"),
+        (["divergence", "--task", "toy", "--support", "half"], "support must be one of"),
+        (["latency", "--rounds", "0"], "rounds must be at least 1, got 0"),
+        (["speculative", "--task", "toy", "-L", "5,five"], "--draft-length must be integers with commas"),
+        (["similarity", "--task", "toy", "-K", "1"], "heads (K) must be at least 2"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_a_model_is_loaded(run: Run, arguments: list[str], message: str) -> None:
+    result = run("paper", *arguments, "--target", "demo:qwen2.5-coder", width=200)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert message in result.stderr
+    assert "loading" not in result.stderr
+
+
+def test_open_ended_prompts_cannot_score_heads(run: Run, prompts: str) -> None:
+    result = run("paper", "heads", "--task", prompts, width=200)
+    assert result.exit_code == 2
+    assert "has no right answers" in result.stderr
+
+
+def test_batches_need_vllm(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dropmatch.engines.vllm import environment
+
+    monkeypatch.setattr(environment, "_installed", lambda name: False)
+    result = run("paper", "batches", "--task", "toy", width=200)
+    assert result.exit_code == 2
+    assert "vLLM is not installed: pip install 'dropmatch[vllm]'" in result.stderr
+
+
+def test_every_option_says_what_it_does() -> None:
+    import typer
+
+    from dropmatch.cli.paper import app
+
+    group: Any = typer.main.get_command(app)
+    assert tuple(group.list_commands(typer.Context(group))) == ANALYSES
+    for name in ANALYSES:
+        command = group.get_command(typer.Context(group), name)
+        assert "Example: dropmatch paper " + name in command.help
+        for parameter in command.params:
+            assert len(getattr(parameter, "help", "") or "") > 20, (name, parameter.name)
+
+
+def test_help_lists_the_analyses(run: Run) -> None:
+    result = run("paper", "--help", width=120)
+    for name in ANALYSES:
+        assert f" {name} " in bare(result.stdout)
+    assert encoders.ENCODER in run("paper", "similarity", "--help", width=160).stdout
