@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 from typing import Any
 
+from dropmatch.acceptance.evidence import LOSSLESS_REASONS
+
 
 def figures(name: str, task: dict[str, Any]) -> dict[str, str]:
     """Figures of one task, by title; none without matplotlib."""
@@ -44,7 +46,7 @@ def _speed_and_quality(task: dict[str, Any]) -> str | None:
         )
     axes.set_xlabel("tokens per second over strict")
     axes.set_ylabel(f"{task['metric']} %" if task["metric"] else "mean log-likelihood a token under the target")
-    axes.legend(fontsize=7)
+    _legend(figure)
     return _svg(figure)
 
 
@@ -64,9 +66,10 @@ def _by_draft_length(task: dict[str, Any]) -> str | None:
     figure, axes = _axes()
     for name, points in lines.items():
         axes.plot(*zip(*points, strict=True), marker="o", label=name)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("draft length L")
     axes.set_ylabel("acceptance length")
-    axes.legend(fontsize=7)
+    _legend(figure)
     return _svg(figure)
 
 
@@ -77,10 +80,11 @@ def _by_position(task: dict[str, Any]) -> str | None:
     figure, axes = _axes()
     for name, shares in cells.items():
         axes.plot(range(1, len(shares) + 1), [100 * share for share in shares], marker=".", label=name)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("place in the draft")
     axes.set_ylabel("% of rounds")
     axes.set_ylim(0, 100)
-    axes.legend(fontsize=7)
+    _legend(figure)
     return _svg(figure)
 
 
@@ -89,7 +93,8 @@ def _by_reason(task: dict[str, Any]) -> str | None:
     if not cells:
         return None
     figure, axes = _axes(height=0.3 * len(cells) + 1.2)
-    reasons = sorted({reason for cell in cells.values() for reason in cell["accepted_by_reason"]})
+    found = {reason for cell in cells.values() for reason in cell["accepted_by_reason"]}
+    reasons = sorted(found, key=lambda reason: (reason not in LOSSLESS_REASONS, reason))
     left = [0.0] * len(cells)
     for reason in reasons:
         widths = []
@@ -99,15 +104,23 @@ def _by_reason(task: dict[str, Any]) -> str | None:
         left = [a + b for a, b in zip(left, widths, strict=True)]
     axes.set_xlabel("% of accepted draft tokens")
     axes.invert_yaxis()
-    axes.legend(fontsize=7)
+    _legend(figure)
     return _svg(figure)
 
 
 def _axes(height: float = 3.6) -> tuple[Any, Any]:
+    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.0, height), layout="constrained")
-    return figure, figure.subplots()
+    figure = Figure(figsize=(8.0, height), layout="constrained")
+    axes = figure.subplots()
+    axes.set_prop_cycle(color=colormaps["tab20"].colors)
+    return figure, axes
+
+
+def _legend(figure: Any) -> None:
+    """Beside the axes: there may be many cells."""
+    figure.legend(fontsize=7, loc="outside right upper")
 
 
 def _ends(value: dict[str, float]) -> list[list[float]]:
