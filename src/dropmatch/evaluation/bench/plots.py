@@ -114,7 +114,7 @@ def _axes(height: float = 3.6) -> tuple[Any, Any]:
 
     figure = Figure(figsize=(8.0, height), layout="constrained")
     axes = figure.subplots()
-    axes.set_prop_cycle(color=colormaps["tab20"].colors)
+    axes.set_prop_cycle(color=colormaps["tab20"](range(20)))
     return figure, axes
 
 
