@@ -352,7 +352,7 @@ BAD: list[tuple[dict[str, Any], list[str]]] = [
     ({"dropmatch": {"rule": "js"}}, ["vllm_xargs.dropmatch", "string", "list"]),  # vLLM's own words
     ({"dropmatch_foo": 1}, ["'dropmatch_foo'", "dropmatch_heads", "dropmatch_dropout", "dropmatch_mask_seed"]),
     ({"dropmatchheads": 1}, ["'dropmatchheads'", "dropmatch_heads"]),
-    ({"dropmatch": "off", "dropmatch_heads": 3}, ["dropmatch_heads", "off", "js, naive, strict"]),
+    ({"dropmatch": "off", "dropmatch_heads": 3}, ["dropmatch_heads", "off", "js, margin, naive, strict"]),
 ]
 
 
