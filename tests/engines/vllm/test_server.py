@@ -377,7 +377,7 @@ def test_case_28_bad_settings_are_refused_and_disturb_nobody(client: Client) -> 
     check_block(alone, "naive")
     for ask in (client.chat, client.complete):  # vLLM itself begins to answer before it looks at the request
         with pytest.raises(openai.BadRequestError, match="unknown rule 'nope'"):
-            list(ask(QUESTION, {"dropmatch": "typical"}, stream=True))
+            list(ask(QUESTION, {"dropmatch": "nope"}, stream=True))
 
 
 def test_metrics_count_what_was_delivered(client: Client, server: Server) -> None:
