@@ -1,1 +1,1 @@
-"""What lossy acceptance wins and loses, measured: the lab."""
+"""What lossy acceptance wins and loses, measured: tasks, benchmark, lab, judge, and the paper's analyses."""

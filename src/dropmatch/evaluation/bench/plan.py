@@ -90,6 +90,14 @@ class Plan:
         for name, value in (("batch", self.batch), ("max_tokens", self.max_tokens), ("limit", self.limit)):
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise SettingError(f"{name} must be an integer of at least 1, got {value!r}")
+        # what the chosen engine would not look at must not be thought to matter
+        unused = ("batch",) if self.engine == "hf" else ("draft_weights", "device")
+        for name in unused:
+            if getattr(self, name) != getattr(Plan, name):
+                raise SettingError(
+                    f"{name}={getattr(self, name)!r} has no meaning with engine={self.engine!r}: leave it out, or "
+                    "choose the other engine"
+                )
         if not self.tasks:
             raise SettingError("a benchmark needs at least one task: give tasks, or --task")
         for text in self.rules:
