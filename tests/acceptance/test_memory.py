@@ -69,7 +69,8 @@ def growth(rows: int, units: int, support: str) -> int:
     path = os.pathsep.join(p for p in (source, os.environ.get("PYTHONPATH")) if p)
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(rows), str(HEADS), str(VOCAB), str(units), support],
-        env={**os.environ, "PYTHONPATH": path},
+        # large blocks go back to the system at once, or the peak is what malloc made of the order of frees
+        env={**os.environ, "PYTHONPATH": path, "MALLOC_MMAP_THRESHOLD_": str(MIB)},
         capture_output=True,
         text=True,
         timeout=120,

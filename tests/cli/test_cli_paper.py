@@ -142,6 +142,9 @@ def test_speculative_goes_on_where_it_was(run: Run, pair: Pair, prompts: str, tm
     nothing = run("paper", "speculative", "--task", "toy", "--out", str(tmp_path / "none"), "--report-only")
     assert nothing.exit_code == 2
     assert "holds no benchmark" in nothing.stderr
+    refused = run(*command, "--batch", "2")
+    assert refused.exit_code == 2
+    assert "batch=2 has no meaning with engine='hf'" in refused.stderr
 
 
 def test_similarity(run: Run, pair: Pair, prompts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -264,8 +264,10 @@ def speculative_command(
     from dropmatch.evaluation.paper.speculative import speculative_plan, speculative_sheets, speculative_table
 
     settings = s.checked(ctx.params)
-    values = {name: settings[name] for name in ("target", "draft", "dtype", "device", "engine", "batch")}
+    values = {name: settings[name] for name in ("target", "draft", "dtype", "device", "engine")}
     values |= {"draft_weights": draft_weights, "limit": limit, "max_tokens": max_tokens}
+    if engine == "vllm" or batch > 1:  # else the plan refuses it, as one that its engine would not look at
+        values["batch"] = batch
     values["tasks"] = parse_tasks(task or DEFAULT_TASKS)
     lengths = p.integers(draft_length, "--draft-length")
     plan = speculative_plan(values, lengths, heads, dropout, settings["seeds"], evaluation)
