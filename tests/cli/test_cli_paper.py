@@ -34,11 +34,11 @@ class Toy:
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     """`toy` is a task; files of prompts are tasks as ever."""
 
-    def choose_task(name: str, data: str | None = None) -> Task:
+    def choose_task(name: str, data: str | None = None, chat: bool = True) -> Task:
         if name == "toy":
             return Toy()
         if name.endswith(".jsonl"):
-            return Prompts(Path(name))
+            return Prompts(Path(name), chat)
         raise SettingError(f"no task is called {name!r}")
 
     from dropmatch.evaluation.bench import worker
@@ -95,7 +95,7 @@ def test_draft_rows(run: Run, pair: Pair, prompts: str, tmp_path: Path, analysis
     file = tmp_path / "rows.json"
     result = run(
         "paper", analysis, "--task", prompts, "--limit", "2", "--max-tokens", "16", "-L", "3", "--seeds", "0,3",
-        *pair.args(), "--json", str(file), width=160,
+        "--raw", *pair.args(), "--json", str(file), width=160,
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr
     assert title in result.stdout
@@ -121,7 +121,7 @@ def test_latency(run: Run, pair: Pair, tmp_path: Path) -> None:
 
 def test_speculative_goes_on_where_it_was(run: Run, pair: Pair, prompts: str, tmp_path: Path) -> None:
     file, out = tmp_path / "table6.json", tmp_path / "out"
-    command = ["paper", "speculative", "--task", "toy", "--max-tokens", "12", "-L", "2,4", *pair.args()]
+    command = ["paper", "speculative", "--task", "toy", "--max-tokens", "12", "-L", "2,4", "--raw", *pair.args()]
     command += ["--out", str(out), "--json", str(file)]
     result = run(*command, "--limit", "2", width=140)
     assert result.exit_code == 0, result.stderr
@@ -162,7 +162,7 @@ def test_similarity(run: Run, pair: Pair, prompts: str, tmp_path: Path, monkeypa
     tokenizer.save_pretrained(folder)
     file = tmp_path / "similarity.json"
     result = run(
-        "paper", "similarity", "--task", prompts, "--limit", "2", "--max-tokens", "8", "-p", "0.3", "-K", "3",
+        "paper", "similarity", "--task", prompts, "--raw", "--limit", "2", "--max-tokens", "8", "-p", "0.3", "-K", "3",
         "--target", pair.target, "--encoder", str(folder), "--json", str(file), width=140,
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr

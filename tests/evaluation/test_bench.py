@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -155,6 +156,8 @@ class Batched:
 
     def check(self, options: Mapping[str, Any]) -> None: ...
 
+    def check_prompts(self, examples: Sequence[Example], max_tokens: int) -> None: ...
+
     def generate(self, examples: Sequence[Example], options: Mapping[str, Any], max_tokens: int) -> Group:
         if options["rule"] == self.fails and max_tokens > 8:
             raise RuntimeError("out of memory")
@@ -200,6 +203,34 @@ def test_settings_that_changed_are_refused(prompts: list[str], tmp_path: Path) -
         Store(tmp_path, plan_of("js", max_tokens=8, draft=None))
     with pytest.raises(SettingError, match=r"holds words with data=None, and now it is 'x.jsonl'"):
         Store(tmp_path, plan_of("js", max_tokens=8, tasks=[{"name": "words", "data": "x.jsonl"}]))
+
+
+class Longer(Words):
+    """The same examples by name, and one of them with another prompt."""
+
+    def examples(self, limit: int | None) -> list[Example]:
+        first, *rest = super().examples(limit)
+        return [replace(first, prompt=f"{first.prompt} w9"), *rest]
+
+
+def test_examples_that_changed_are_refused(tiny: Any, prompts: list[str], tmp_path: Path) -> None:
+    plan, more = plan_of("js", max_tokens=8, limit=3), plan_of("js", "naive", max_tokens=8)
+    run(plan, tmp_path, Batched(), Words(prompts))
+    with pytest.raises(SettingError, match=r"holds texts of words, example 0, for another prompt.*Give another --out"):
+        run(more, tmp_path, Batched(), Longer(prompts))
+    _, progress = run(more, tmp_path, Batched(), Words(prompts))
+    assert (progress.measured, progress.found) == (7, 2)  # the group of one has become one of two
+
+
+def test_prompts_that_cannot_be_had_are_refused_before_the_first_token(tiny: Any, tmp_path: Path) -> None:
+    plan, backend = plan_of("js"), HuggingFace(tiny.engine())
+    with pytest.raises(SettingError, match=r"words, example 1: .*512"):
+        Runner(plan, plan.rules, [Words(["w5", "w5 " * 400])], backend, Store(tmp_path, plan))
+    messages = Words(["w5"])
+    messages.examples = lambda limit: [Example("a", [{"role": "user", "content": "w5"}])]  # type: ignore[method-assign]
+    with pytest.raises(SettingError, match=r"words, example a: the tokenizer has no chat template: .*--raw"):
+        Runner(plan, plan.rules, [messages], backend, Store(tmp_path, plan))
+    assert not (tmp_path / "records.jsonl").exists()
 
 
 def test_a_damaged_file_is_named_with_its_line(prompts: list[str], tmp_path: Path) -> None:
@@ -296,7 +327,7 @@ def command(folders: Any, tmp_path: Path, *more: str) -> list[str]:
     prompts = write_prompts(tmp_path / "prompts.jsonl", 30)
     return [
         sys.executable, "-m", "dropmatch.cli", "bench", "--task", str(prompts), "--rules", "js:p=0.1,naive",
-        "--max-tokens", "60", "--out", str(tmp_path / "out"), *folders.args(), *more,
+        "--max-tokens", "60", "--raw", "--out", str(tmp_path / "out"), *folders.args(), *more,
     ]  # fmt: skip
 
 
@@ -342,3 +373,9 @@ def test_prompts_that_cannot_be_read_are_refused_by_line(tmp_path: Path, content
     path.write_text(content)
     with pytest.raises(SettingError, match=re.escape(str(path)) + ".*" + re.escape(message)):
         Prompts(path).examples(None)
+
+
+def test_prompts_are_messages_or_texts(tmp_path: Path) -> None:
+    path = write_prompts(tmp_path / "prompts.jsonl", 1)
+    assert Prompts(path).examples(None)[0].prompt == [{"role": "user", "content": "w20 w7 w9"}]
+    assert Prompts(path, chat=False).examples(None)[0].prompt == "w20 w7 w9"

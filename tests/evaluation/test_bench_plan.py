@@ -104,6 +104,7 @@ def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, text: str, message: s
         ({"batch": 0}, "batch must be an integer of at least 1"),
         ({"limit": 2.5}, "limit must be an integer"),
         ({"max_tokens": True}, "max_tokens must be an integer"),
+        ({"raw": "no"}, "raw must be true or false, got 'no'"),
     ],
 )
 def test_what_cannot_be_run_is_refused(values: dict[str, Any], message: str) -> None:

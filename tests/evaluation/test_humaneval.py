@@ -69,6 +69,17 @@ def test_answers_are_found_in_what_is_said_around_them(task: HumanEval) -> None:
     assert None not in task.score(task.examples(1) * 2, odd)
 
 
+def test_without_chat_the_problem_is_completed(data: Path) -> None:
+    task = HumanEval(data=data, limits=QUICK, chat=False)
+    examples = task.examples(2)
+    assert examples[1].prompt == HALVE["prompt"].strip() + "\n"
+    assert {"\ndef ", "\nassert "} < set(examples[1].stop)
+    assert "\n```\n\n" not in examples[1].stop
+    bodies = [PROBLEMS[example.id]["canonical_solution"] for example in examples]
+    assert task.score(examples, bodies) == [1.0, 1.0]
+    assert task.score(examples[:1], ["    return a - b\n"]) == [0.0]
+
+
 def test_prompts_are_evalplus(task: HumanEval) -> None:
     example = task.examples(2)[1]
     assert (example.id, example.max_tokens) == ("T/1", 768)

@@ -57,6 +57,8 @@ class Clockwork:
 
     def check(self, options: Mapping[str, Any]) -> None: ...
 
+    def check_prompts(self, examples: Sequence[Example], max_tokens: int) -> None: ...
+
     def generate(self, examples: Sequence[Example], options: Mapping[str, Any], max_tokens: int) -> Group:
         self.asked.append(options)
         strict, length = options["rule"] == "strict", options["draft_length"]

@@ -116,6 +116,7 @@ def bench(
     draft: o.Draft = None,
     engine: EngineName = None,
     batch: Batch = None,
+    raw: o.RawPrompts = False,
     report_only: ReportOnly = False,
     color: o.Color = None,
 ) -> None:
@@ -138,6 +139,7 @@ def bench(
     given: dict[str, Any] = {"target": target, "draft": draft, "engine": engine, "batch": batch, "limit": limit}
     given |= {"max_tokens": max_tokens, "tasks": parse_tasks(task) if task else None}
     given |= {"rules": _listed(rules), "seeds": _numbers(seeds)}
+    given["raw"] = raw or None
     values |= {name: value for name, value in given.items() if value is not None}
     if rules:
         values.pop("grid", None)

@@ -255,6 +255,15 @@ Raw = Annotated[
         "chat template.",
     ),
 ]
+RawPrompts = Annotated[
+    bool,
+    _option(
+        PROMPTING,
+        "--raw",
+        help="A task's prompts are texts to be continued, for models without a chat template. Otherwise they are chat "
+        "messages.",
+    ),
+]
 
 # output
 Color = Annotated[

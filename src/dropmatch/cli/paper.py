@@ -33,6 +33,7 @@ def heads_command(
     task: p.Task = "humaneval",
     limit: p.Limit = None,
     max_tokens: p.MaxTokens = 768,
+    raw: o.RawPrompts = False,
     dropout: p.Dropouts = "0.1,0.2,0.3,0.4,0.5",
     heads: p.Heads = 5,
     seeds: p.Seeds = "0",
@@ -59,7 +60,7 @@ def heads_command(
     from dropmatch.evaluation.paper.paths import all_paths
 
     settings = s.checked(ctx.params)
-    chosen, examples = s.task_of(task, limit)
+    chosen, examples = s.task_of(settings)
     check_task(chosen)
     if draft is not None:
         models.where(draft)  # a name of no known form shows before the hours of decoding
@@ -82,6 +83,7 @@ def majority_command(
     task: p.Task = "humaneval",
     limit: p.Limit = None,
     max_tokens: p.MaxTokens = 768,
+    raw: o.RawPrompts = False,
     dropout: p.Dropout = 0.3,
     heads: p.Heads = 5,
     draft_length: p.DraftLength = 5,
@@ -118,6 +120,7 @@ def divergence_command(
     task: p.Task = "humaneval",
     limit: p.Limit = None,
     max_tokens: p.MaxTokens = 768,
+    raw: o.RawPrompts = False,
     dropout: p.Dropout = 0.3,
     heads: p.Heads = 5,
     draft_length: p.DraftLength = 5,
@@ -188,6 +191,7 @@ def batches_command(
     task: p.Task = "gsm8k_cot",
     limit: p.Limit = None,
     max_tokens: p.MaxTokens = 768,
+    raw: o.RawPrompts = False,
     batches: p.Batches = "1,4,16,32,64,128",
     draft_length: p.DraftLength = 10,
     dropout: p.Dropout = 0.3,
@@ -213,7 +217,7 @@ def batches_command(
 
     require_vllm()
     settings = s.checked(ctx.params)
-    values = {"target": target, "draft": draft, "dtype": dtype, "limit": limit, "max_tokens": max_tokens}
+    values = {"target": target, "draft": draft, "dtype": dtype, "limit": limit, "max_tokens": max_tokens, "raw": raw}
     plans = batch_plans(
         {**values, "tasks": parse_tasks([task])},
         p.integers(batches, "--batches"),
@@ -233,6 +237,7 @@ def speculative_command(
     task: p.Tasks = None,
     limit: p.Limit = None,
     max_tokens: p.MaxTokens = 768,
+    raw: o.RawPrompts = False,
     draft_length: p.Lengths = "5,10",
     dropout: p.Dropout = 0.3,
     heads: p.Heads = 5,
@@ -265,7 +270,7 @@ def speculative_command(
 
     settings = s.checked(ctx.params)
     values = {name: settings[name] for name in ("target", "draft", "dtype", "device", "engine")}
-    values |= {"draft_weights": draft_weights, "limit": limit, "max_tokens": max_tokens}
+    values |= {"draft_weights": draft_weights, "limit": limit, "max_tokens": max_tokens, "raw": raw}
     if engine == "vllm" or batch > 1:  # else the plan refuses it, as one that its engine would not look at
         values["batch"] = batch
     values["tasks"] = parse_tasks(task or DEFAULT_TASKS)
@@ -294,6 +299,7 @@ def similarity_command(
     task: p.TextsTask,
     limit: p.Limit = None,
     max_tokens: p.MaxTokens = 256,
+    raw: o.RawPrompts = False,
     dropout: p.Dropouts = "0.1,0.3",
     heads: p.Heads = 5,
     seeds: p.Seeds = "0",
@@ -320,7 +326,7 @@ def similarity_command(
 
     settings = s.checked(ctx.params)
     check_heads(heads)
-    chosen, examples = s.task_of(task, limit)
+    chosen, examples = s.task_of(settings)
     quiet_libraries()
     # before the hours of decoding: a name that cannot be had shows at once
     comparer = SentenceEncoder(encoder, device)

@@ -49,8 +49,8 @@ def checked(values: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def task_of(text: str, limit: int | None) -> tuple[Task, list[Example]]:
-    """A task and its examples.
+def task_of(settings: Mapping[str, Any]) -> tuple[Task, list[Example]]:
+    """The task of checked settings, and its examples.
 
     Raises:
         SettingError: there is none of that name, or its data cannot be read.
@@ -58,9 +58,9 @@ def task_of(text: str, limit: int | None) -> tuple[Task, list[Example]]:
     from dropmatch.evaluation.bench.plan import parse_tasks
     from dropmatch.evaluation.tasks.choose import choose_task
 
-    choice = parse_tasks([text])[0]
-    task = choose_task(choice["name"], choice["data"])
-    return task, task.examples(limit)
+    choice = parse_tasks([settings["task"]])[0]
+    task = choose_task(choice["name"], choice["data"], chat=not settings["raw"])
+    return task, task.examples(settings["limit"])
 
 
 def target_alone(name: str, settings: Mapping[str, Any]) -> Engine:
@@ -97,7 +97,7 @@ def decoded(
     from dropmatch.evaluation.paper.paths import all_paths
     from dropmatch.evaluation.paper.texts import Texts, decode_all
 
-    about = {"target": name, **{key: settings[key] for key in ("dtype", "task", "max_tokens")}}
+    about = {"target": name, **{key: settings[key] for key in ("dtype", "task", "max_tokens", "raw")}}
     texts = Texts(file, about)
     paths = all_paths(dropouts, settings["heads"], settings["seeds"])
     with Bar(len(examples), "examples") as bar:
@@ -125,7 +125,7 @@ def rows_of(settings: dict[str, Any]) -> tuple[Task, dict[int, Rows], Any]:
         raise SettingError(f"{settings['target']} has no drafter: give --draft MODEL")
     get_rule("js").check_drafter(draft != PROMPT_LOOKUP, PROMPT_LOOKUP)
     settings["draft"] = draft
-    task, examples = task_of(settings["task"], settings["limit"])
+    task, examples = task_of(settings)
     quiet_libraries()
     from dropmatch.engines.hf.load import load
 

@@ -1,8 +1,28 @@
-"""Token ids to text, one token at a time."""
+"""Prompts to token ids, and token ids to text, one token at a time."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from dropmatch.errors import SettingError
+
+
+def prompt_ids(tokenizer: Any, prompt: str | Sequence[Mapping[str, Any]]) -> list[int]:
+    """The tokens of a text as it is, or of chat messages by the model's template; the assistant's last one goes on.
+
+    Raises:
+        SettingError: messages are given and there is no chat template.
+    """
+    if isinstance(prompt, str):
+        return tokenizer(prompt)["input_ids"]
+    if not getattr(tokenizer, "chat_template", None):
+        raise SettingError("the tokenizer has no chat template: pass prompts as text, on the command line with --raw")
+    goes_on = isinstance(prompt[-1], Mapping) and prompt[-1].get("role") == "assistant"
+    text = tokenizer.apply_chat_template(
+        prompt, add_generation_prompt=not goes_on, continue_final_message=goes_on, tokenize=False
+    )
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 class Detokenizer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from dropmatch.errors import SettingError
 from dropmatch.evaluation.backends.hf import HuggingFace
-from dropmatch.evaluation.backends.vllm import VLLM
+from dropmatch.evaluation.backends.vllm import VLLM, longest
 from dropmatch.evaluation.bench.plan import Plan
 from dropmatch.evaluation.bench.runner import Runner, flat
 from dropmatch.evaluation.bench.store import Store
@@ -94,3 +95,21 @@ def test_what_the_engine_cannot_do_is_refused_before_the_first_token(
     plan = Plan(target="t", tasks=({"name": "x"},), rules=(rule,))  # type: ignore[arg-type]
     with pytest.raises(SettingError, match=message):
         Runner(plan, [rule], [], backend, Store.__new__(Store))
+
+
+def test_a_prompt_that_leaves_no_room_is_refused(backend: VLLM, llm: Any, hf: Any) -> None:
+    room = llm.llm_engine.vllm_config.model_config.max_model_len
+    size = hf.encode(EXAMPLES[1].prompt).shape[0]
+    backend.check_prompts(EXAMPLES[1:2], room - size)
+    message = (
+        f"example 1: {size} tokens of its prompt and max_tokens={room} are more than the engine's context of {room}"
+    )
+    with pytest.raises(SettingError, match=message):
+        backend.check_prompts(EXAMPLES[1:2], room)
+    backend.check_prompts([replace(EXAMPLES[1], max_tokens=5)], room)
+
+
+def test_the_longest_request_decides_about_the_context(target: Path, hf: Any) -> None:
+    sizes = [hf.encode(example.prompt).shape[0] for example in EXAMPLES]
+    short = [replace(example, max_tokens=3) for example in EXAMPLES]
+    assert longest(str(target), [(short, 50), (EXAMPLES[:2], 20)]) == max(max(sizes) + 3, max(sizes[:2]) + 20)

@@ -6,7 +6,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from dropmatch.decoding.loop import Request, decode
 from dropmatch.decoding.sampling import Processor, TokenChooser
 from dropmatch.decoding.statistics import Statistics
 from dropmatch.decoding.stopping import Criterion, StopRules
-from dropmatch.decoding.text import Detokenizer
+from dropmatch.decoding.text import Detokenizer, prompt_ids
 from dropmatch.decoding.verify import DraftTokenTrace, Observer
 from dropmatch.drafting import Drafter
 from dropmatch.engines.hf.head import ModelHead
@@ -162,25 +162,18 @@ class Engine:
             SettingError: the prompt is empty, or messages are given and there is no chat template.
         """
         if isinstance(prompt, str):
-            ids = self.tokenizer(prompt)["input_ids"]
+            ids = prompt_ids(self.tokenizer, prompt)
         elif isinstance(prompt, Tensor) or hasattr(prompt, "__array__"):
             prompt = torch.as_tensor(prompt)
             if prompt.dim() == 2 and prompt.shape[0] > 1:
                 raise SettingError(f"one prompt at a time: got a batch of {prompt.shape[0]}")
             ids = prompt.reshape(-1).tolist()
         elif len(prompt) and isinstance(prompt[0], Mapping):
-            if not getattr(self.tokenizer, "chat_template", None):
-                raise SettingError("the tokenizer has no chat template: pass the prompt as text")
-            last = prompt[-1]
-            goes_on = isinstance(last, Mapping) and last.get("role") == "assistant"
-            text = self.tokenizer.apply_chat_template(
-                prompt, add_generation_prompt=not goes_on, continue_final_message=goes_on, tokenize=False
-            )
-            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+            ids = prompt_ids(self.tokenizer, cast(Messages, prompt))
         elif len(prompt) and _is_prompt(prompt[0]):
             raise SettingError(f"one prompt at a time: got a list of {len(prompt)}")
         else:
-            ids = list(prompt)
+            ids = list(cast(Sequence[int], prompt))
         if not ids:
             raise SettingError("the prompt is empty: give at least one token")
         if not all(isinstance(i, int) and 0 <= i < self.head.vocab_size for i in ids):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from dropmatch.errors import SettingError
 from dropmatch.evaluation.tasks import Example
 
 
@@ -46,6 +48,20 @@ class Group:
     seconds: float
 
 
+def budget_of(example: Example, max_tokens: int) -> int:
+    """The most tokens of an example: the run's, or the task's own if they are fewer."""
+    return min(max_tokens, example.max_tokens or max_tokens)
+
+
+@contextmanager
+def naming(example: Example) -> Iterator[None]:
+    """Errors inside name the example."""
+    try:
+        yield
+    except SettingError as error:
+        raise SettingError(f"example {example.id}: {error}") from error
+
+
 class Backend(Protocol):
     """An engine with a target and a drafter.
 
@@ -65,6 +81,15 @@ class Backend(Protocol):
 
         Raises:
             SettingError: they cannot be honoured.
+        """
+        ...
+
+    def check_prompts(self, examples: Sequence[Example], max_tokens: int) -> None:
+        """Refuse examples that cannot be decoded, before the first token.
+
+        Raises:
+            SettingError: chat messages without a chat template, or a prompt that leaves no room for its tokens; the
+                message names the example.
         """
         ...
 

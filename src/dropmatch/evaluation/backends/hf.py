@@ -12,7 +12,7 @@ import torch
 from dropmatch.decoding.cached_model import CachedModel
 from dropmatch.engines.hf.engine import Engine
 from dropmatch.environment import machine, versions
-from dropmatch.evaluation.backends.base import Group, Output
+from dropmatch.evaluation.backends.base import Group, Output, budget_of, naming
 from dropmatch.evaluation.tasks import Example
 
 if TYPE_CHECKING:
@@ -37,13 +37,18 @@ class HuggingFace:
             warnings.simplefilter("ignore")
             self._engine.stream([0], max_tokens=1, **options)
 
+    def check_prompts(self, examples: Sequence[Example], max_tokens: int) -> None:
+        """Start each, and leave it before its first token."""
+        for example in examples:
+            with naming(example):
+                self._engine.stream(self.encode(example), max_tokens=budget_of(example, max_tokens))
+
     def generate(self, examples: Sequence[Example], options: Mapping[str, Any], max_tokens: int) -> Group:
         """One after the other."""
         outputs, start = [], time.perf_counter()
         for example in examples:
-            budget = min(max_tokens, example.max_tokens or max_tokens)
-            ids = self.encode(example)
-            result = self._engine.generate(ids, stop=example.stop or None, max_tokens=budget, **options)
+            budget, stop = budget_of(example, max_tokens), example.stop or None
+            result = self._engine.generate(self.encode(example), stop=stop, max_tokens=budget, **options)
             counts = result.statistics
             outputs.append(
                 Output(
@@ -85,9 +90,7 @@ class HuggingFace:
 
     def encode(self, example: Example) -> Tensor:
         """The prompt of an example: [T] ids."""
-        if isinstance(example.prompt, str) or getattr(self._engine.tokenizer, "chat_template", None):
-            return self._engine.encode(example.prompt)
-        return self._engine.encode("\n\n".join(message["content"] for message in example.prompt))
+        return self._engine.encode(example.prompt)
 
 
 def cut(text: str, stop: Sequence[str]) -> str:

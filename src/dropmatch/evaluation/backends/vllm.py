@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from importlib import metadata
 from typing import Any
 
 from dropmatch.config import AcceptanceConfig, DraftConfig
+from dropmatch.decoding.text import prompt_ids
 from dropmatch.environment import machine, versions
 from dropmatch.errors import SettingError
-from dropmatch.evaluation.backends.base import Group, Output
+from dropmatch.evaluation.backends.base import Group, Output, budget_of, naming
 from dropmatch.evaluation.tasks import Example
 
-MAX_MODEL_LEN = 4096
+SPARE = 64  # positions: a text that is read again may have a few tokens more
 
 
 class VLLM:
@@ -32,13 +33,16 @@ class VLLM:
         self._llm, self._length, self.group = llm, draft_length, 2 * batch
 
     @classmethod
-    def load(cls, target: str, draft: str | None, draft_length: int, batch: int, dtype: str = "auto") -> VLLM:
+    def load(
+        cls, target: str, draft: str | None, draft_length: int, batch: int, longest: int, dtype: str = "auto"
+    ) -> VLLM:
         """Start an engine.
 
         Args:
             target, draft: names of the models; None is the demo target's own draft.
             draft_length: L.
             batch: requests at once.
+            longest: tokens of the longest request, as of `longest`.
             dtype: number format.
 
         Raises:
@@ -59,7 +63,7 @@ class VLLM:
             max_num_seqs=batch,
             disable_log_stats=False,
             per_request_spec_decode_metrics="summary",
-            **_room(local(target)),
+            max_model_len=_room(local(target), longest + draft_length + SPARE),
         )
         return cls(llm, draft_length, batch)
 
@@ -73,6 +77,18 @@ class VLLM:
                 raise SettingError(f"{name}={options[name]!r} cannot be had: with vLLM it is the engine's, {default!r}")
         request_config(_keys(options), None, self._llm.llm_engine.vllm_config)
 
+    def check_prompts(self, examples: Sequence[Example], max_tokens: int) -> None:
+        """By the context that the engine was given."""
+        room = self._llm.llm_engine.vllm_config.model_config.max_model_len
+        for example in examples:
+            with naming(example):
+                size, budget = len(self._prompt(example)["prompt_token_ids"]), budget_of(example, max_tokens)
+                if size + budget > room:
+                    raise SettingError(
+                        f"{size} tokens of its prompt and max_tokens={budget} are more than the engine's context of "
+                        f"{room}: lower max_tokens, or leave it out"
+                    )
+
     def generate(self, examples: Sequence[Example], options: Mapping[str, Any], max_tokens: int) -> Group:
         """All at once, at most a batch of them at a time."""
         from vllm import SamplingParams
@@ -80,7 +96,7 @@ class VLLM:
         params = [
             SamplingParams(
                 temperature=0.0,
-                max_tokens=min(max_tokens, example.max_tokens or max_tokens),
+                max_tokens=budget_of(example, max_tokens),
                 stop=list(example.stop),
                 extra_args=_keys(options),
             )
@@ -120,14 +136,7 @@ class VLLM:
         return {"engine": self.name, package: metadata.version(package), **versions(), **machine(device)}
 
     def _prompt(self, example: Example) -> dict[str, Any]:
-        tokenizer = self._llm.get_tokenizer()
-        if isinstance(example.prompt, str):
-            return {"prompt_token_ids": tokenizer(example.prompt)["input_ids"]}
-        goes_on = example.prompt[-1]["role"] == "assistant"
-        text = tokenizer.apply_chat_template(
-            example.prompt, add_generation_prompt=not goes_on, continue_final_message=goes_on, tokenize=False
-        )
-        return {"prompt_token_ids": tokenizer(text, add_special_tokens=False)["input_ids"]}
+        return {"prompt_token_ids": prompt_ids(self._llm.get_tokenizer(), example.prompt)}
 
 
 def _keys(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,9 +165,32 @@ def _output(found: Any) -> Output:
     )
 
 
-def _room(folder: str) -> dict[str, int]:
-    """A context that the cache of a small machine holds."""
+def longest(target: str, work: Iterable[tuple[Sequence[Example], int]]) -> int:
+    """Tokens of the longest request.
+
+    Args:
+        target: name of the model that reads them.
+        work: examples, and the most tokens of each.
+
+    Raises:
+        SettingError: chat messages, and the model has no chat template.
+        ModelError: the model cannot be had.
+    """
+    from transformers import AutoTokenizer
+
+    from dropmatch.engines.vllm.command import local
+
+    tokenizer, found = AutoTokenizer.from_pretrained(local(target)), 1
+    for examples, max_tokens in work:
+        for example in examples:
+            with naming(example):
+                found = max(found, len(prompt_ids(tokenizer, example.prompt)) + budget_of(example, max_tokens))
+    return found
+
+
+def _room(folder: str, wanted: int) -> int:
+    """A context that the cache of a small machine holds, in tokens."""
     from transformers import AutoConfig
 
-    longest = getattr(AutoConfig.from_pretrained(folder).get_text_config(), "max_position_embeddings", MAX_MODEL_LEN)
-    return {"max_model_len": min(longest, MAX_MODEL_LEN)}
+    most = getattr(AutoConfig.from_pretrained(folder).get_text_config(), "max_position_embeddings", wanted)
+    return min(most, wanted)

@@ -10,6 +10,7 @@ tasks:
   - gsm8k_cot                  # a task of lm-evaluation-harness
   - humaneval                  # EvalPlus
   - data/prompts.jsonl         # open-ended prompts
+raw: false                     # true: texts to be continued, for models without a chat template
 rules: [strict, "js:p=0.3"]    # one cell each
 grid:                          # and every combination of these
   rule: [js, naive]
@@ -68,6 +69,7 @@ class Plan:
         rules: texts of rules, one cell each; strict is always among them, since all are compared with it.
         limit: examples a task; None is all.
         max_tokens: the most tokens an example.
+        raw: prompts are texts to be continued, not chat messages.
         log_likelihood: of open-ended tasks, also what the target gives the texts.
     """
 
@@ -82,6 +84,7 @@ class Plan:
     rules: tuple[str, ...] = (STRICT,)
     limit: int | None = None
     max_tokens: int = 256
+    raw: bool = False
     log_likelihood: bool = True
 
     def __post_init__(self) -> None:
@@ -90,6 +93,9 @@ class Plan:
         for name, value in (("batch", self.batch), ("max_tokens", self.max_tokens), ("limit", self.limit)):
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise SettingError(f"{name} must be an integer of at least 1, got {value!r}")
+        for name, flag in (("raw", self.raw), ("log_likelihood", self.log_likelihood)):
+            if not isinstance(flag, bool):
+                raise SettingError(f"{name} must be true or false, got {flag!r}")
         # what the chosen engine would not look at must not be thought to matter
         unused = ("batch",) if self.engine == "hf" else ("draft_weights", "device")
         for name in unused:

@@ -40,6 +40,20 @@ def flat(text: str) -> dict[str, Any]:
     return {**asdict(acceptance), **asdict(draft)}
 
 
+def work_of(plan: Plan, tasks: Sequence[Task]) -> list[tuple[Task, list[Example], int]]:
+    """The plan's tasks with their examples and the most tokens of a text.
+
+    Raises:
+        SettingError: data cannot be found or read.
+    """
+    found = []
+    for task, choice in zip(tasks, plan.tasks, strict=True):
+        settings = plan.task(choice)
+        assert settings.max_tokens is not None
+        found.append((task, task.examples(settings.limit), settings.max_tokens))
+    return found
+
+
 class Runner:
     """A plan on one engine.
 
@@ -51,7 +65,8 @@ class Runner:
         store: where records go.
 
     Raises:
-        SettingError: a cell's settings cannot be honoured, or a task has no data; nothing was generated.
+        SettingError: a cell's settings or an example cannot be honoured, or the folder holds texts of other prompts;
+            nothing was generated.
     """
 
     def __init__(self, plan: Plan, cells: Sequence[str], tasks: Sequence[Task], backend: Backend, store: Store) -> None:
@@ -63,12 +78,14 @@ class Runner:
             except SettingError as error:
                 raise SettingError(f"{cell}: {error}") from None
         self._work: list[tuple[Task, list[list[Example]], int]] = []
-        for task, choice in zip(tasks, plan.tasks, strict=True):
-            settings = plan.task(choice)
-            examples = task.examples(settings.limit)
+        for task, examples, max_tokens in work_of(plan, tasks):
+            store.check_examples(task.name, examples)
+            try:
+                backend.check_prompts(examples, max_tokens)
+            except SettingError as error:
+                raise SettingError(f"{task.name}, {error}") from None
             groups = [examples[i : i + backend.group] for i in range(0, len(examples), backend.group)]
-            assert settings.max_tokens is not None
-            self._work.append((task, groups, settings.max_tokens))
+            self._work.append((task, groups, max_tokens))
 
     @property
     def total(self) -> int:

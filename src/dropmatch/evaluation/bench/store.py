@@ -7,6 +7,7 @@ scores.jsonl has what was found out about the texts afterwards.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -32,11 +33,13 @@ class Timed:
         ids: its examples.
         outputs: by example, as `Output` has them.
         seconds: wall time of all.
+        prompts: their digests, to tell whether an example still is what it was.
     """
 
     ids: list[str]
     outputs: list[dict[str, Any]]
     seconds: float
+    prompts: list[str]
 
 
 class Store:
@@ -64,9 +67,13 @@ class Store:
         examples = list(examples)
         where = {"task": task, "cell": cell, "group": number, "of": len(examples), "group_seconds": group.seconds}
         outputs = [asdict(output) for output in group.outputs]
-        lines = [{**where, "id": e.id, **output} for e, output in zip(examples, outputs, strict=True)]
+        prompts = [digest(example) for example in examples]
+        lines = [
+            {**where, "id": example.id, "prompt": prompt, **output}
+            for example, prompt, output in zip(examples, prompts, outputs, strict=True)
+        ]
         append_lines(self.folder / "records.jsonl", lines)
-        self.groups[task, cell, number] = Timed([e.id for e in examples], outputs, group.seconds)
+        self.groups[task, cell, number] = Timed([e.id for e in examples], outputs, group.seconds, prompts)
 
     def fail(self, task: str, cell: str, error: str) -> None:
         """Keep that a cell has crashed."""
@@ -84,6 +91,21 @@ class Store:
         """What a cell said, by example."""
         groups = [group for (t, c, _), group in sorted(self.groups.items()) if (t, c) == (task, cell)]
         return {i: output["text"] for group in groups for i, output in zip(group.ids, group.outputs, strict=True)}
+
+    def check_examples(self, task: str, examples: Iterable[Example]) -> None:
+        """Refuse examples that were decoded as something else: texts of different prompts must not be paired.
+
+        Raises:
+            SettingError: one has another prompt, or another end, than its records were made with.
+        """
+        now = {example.id: digest(example) for example in examples}
+        for (name, _, _), group in self.groups.items():
+            for i, prompt in zip(group.ids, group.prompts, strict=True):
+                if name == task and now.get(i, prompt) != prompt:
+                    raise SettingError(
+                        f"{self.folder} holds texts of {task}, example {i}, for another prompt: its data or its task "
+                        "has changed since. Give another --out, or the same data"
+                    )
 
     def _check_plan(self, plan: Plan) -> None:
         path, now = self.folder / "plan.json", asdict(plan)
@@ -119,9 +141,16 @@ class Store:
             size = lines[-1]["of"]
             lines = lines[-size:]  # a group that was begun before and is complete now
             if len(lines) == size and len({line["id"] for line in lines}) == size:
-                self.groups[key] = Timed([line["id"] for line in lines], lines, lines[-1]["group_seconds"])
+                ids, prompts = [line["id"] for line in lines], [line["prompt"] for line in lines]
+                self.groups[key] = Timed(ids, lines, lines[-1]["group_seconds"], prompts)
         for line in read_lines(self.folder / "scores.jsonl"):
             self.scores[line["task"], line["cell"], line["id"]][line["name"]] = line["value"]
+
+
+def digest(example: Example) -> str:
+    """Of what decides about an example's text beside the plan."""
+    what = json.dumps([example.prompt, example.stop, example.max_tokens], sort_keys=True)
+    return hashlib.sha256(what.encode()).hexdigest()[:16]
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from dropmatch.errors import DropMatchError, SettingError
 from dropmatch.evaluation.backends import Backend
 from dropmatch.evaluation.bench.plan import Plan
 from dropmatch.evaluation.bench.progress import Bar
-from dropmatch.evaluation.bench.runner import Runner
+from dropmatch.evaluation.bench.runner import Runner, work_of
 from dropmatch.evaluation.bench.store import Store
 from dropmatch.evaluation.tasks import Task
 from dropmatch.evaluation.tasks.choose import choose_task
@@ -33,7 +33,7 @@ def tasks_of(plan: Plan) -> list[Task]:
     Raises:
         SettingError: one cannot be found.
     """
-    return [choose_task(choice.name, choice.data) for choice in plan.tasks]
+    return [choose_task(choice.name, choice.data, chat=not plan.raw) for choice in plan.tasks]
 
 
 def run(plan: Plan, folder: Path, tasks: Sequence[Task]) -> None:
@@ -98,11 +98,13 @@ def main() -> None:
     folder, length = Path(sys.argv[1]), int(sys.argv[2])
     try:
         plan = Plan.load(folder)
-        from dropmatch.evaluation.backends.vllm import VLLM
+        from dropmatch.evaluation.backends.vllm import VLLM, longest
 
-        backend = VLLM.load(plan.target, plan.draft, length, plan.batch, plan.dtype)
+        tasks = tasks_of(plan)
+        tokens = longest(plan.target, ((examples, budget) for _, examples, budget in work_of(plan, tasks)))
+        backend = VLLM.load(plan.target, plan.draft, length, plan.batch, tokens, plan.dtype)
         cells = [cell for cell in plan.rules if length_of(cell) == length]
-        _run(plan, cells, folder, tasks_of(plan), backend)
+        _run(plan, cells, folder, tasks, backend)
     except DropMatchError as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:

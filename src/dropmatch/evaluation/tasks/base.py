@@ -9,6 +9,11 @@ from typing import Any, Protocol
 Prompt = str | list[dict[str, str]]
 
 
+def user_message(text: str) -> Prompt:
+    """A text as chat messages."""
+    return [{"role": "user", "content": text}]
+
+
 @dataclass(frozen=True)
 class Example:
     """One text to generate.
