@@ -115,9 +115,9 @@ def judge(
     """
     from dropmatch.evaluation.bench.plan import Plan
     from dropmatch.evaluation.bench.progress import Bar
-    from dropmatch.evaluation.bench.report import for_terminal
     from dropmatch.evaluation.bench.store import Store
     from dropmatch.evaluation.bench.tables import judge_sheet
+    from dropmatch.evaluation.bench.terminal import for_terminal
     from dropmatch.evaluation.bench.worker import tasks_of
     from dropmatch.evaluation.judge.asking import advice, ask, missing, questions
     from dropmatch.evaluation.judge.endpoint import Endpoint

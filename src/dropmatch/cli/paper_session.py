@@ -139,7 +139,7 @@ def rows_of(settings: dict[str, Any]) -> tuple[Task, dict[int, Rows], Any]:
 
 def show(sheets: Sequence[Sheet], color: bool | None) -> None:
     """Tables on stdout."""
-    from dropmatch.evaluation.bench.report import for_terminal
+    from dropmatch.evaluation.bench.terminal import for_terminal
 
     output_console(color).print(for_terminal(sheets))
 

@@ -5,21 +5,17 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Group as Lines
-from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
 
 from dropmatch.evaluation.bench.plan import Plan
 from dropmatch.evaluation.bench.plots import figures
 from dropmatch.evaluation.bench.store import Store
 from dropmatch.evaluation.bench.summary import summarise
 from dropmatch.evaluation.bench.tables import Sheet, sheets
+from dropmatch.evaluation.bench.terminal import for_terminal
 
 HOW_TO_READ = (
     "Speed is the median over groups of examples of a cell's tokens per second over strict's in the same group, with "
@@ -107,20 +103,6 @@ def _html(tables: list[Sheet], about: str, drawn: dict[str, str]) -> str:
 def _apart(svg: str, number: int) -> str:
     """The ids in a figure, different from those of the others on the page."""
     return re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>f{number}-", svg)
-
-
-def for_terminal(tables: Sequence[Sheet]) -> Lines:
-    """Tables as a terminal shows them."""
-    return Lines(*(_for_terminal(table) for table in tables))
-
-
-def _for_terminal(sheet: Sheet) -> Lines:
-    table = Table(title=escape(sheet.title), title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for number, heading in enumerate(sheet.headings):
-        table.add_column(escape(heading), justify="right" if number else "left", overflow="fold")
-    for row in sheet.rows:
-        table.add_row(*(Text(text) for text in row))
-    return Lines(table, *(Text(note) for note in sheet.notes), Text(""))
 
 
 def _slug(title: str) -> str:
