@@ -18,7 +18,7 @@ from dropmatch.errors import SettingError
 from dropmatch.heads import Cluster, build_cluster, check_heads
 from dropmatch.heads.dropout import dropped_hidden
 from dropmatch.heads.gaussian import DRAFT_TOKENS, logit_covariance
-from dropmatch.heads.support import Vocabulary
+from dropmatch.heads.vocabulary import Vocabulary
 from dropmatch.masks import Stream, normals
 
 GAUSSIAN = AcceptanceConfig(verdict="sampled", heads_mode="gaussian", gaussian_tokens=32)

@@ -12,7 +12,7 @@ from dropmatch.acceptance import EXACT, SAMPLED, Evidence, Verdict, get_rule, ju
 from dropmatch.config import AcceptanceConfig
 from dropmatch.decoding.sampling import TokenChooser, pick, rejection_accepts, residual
 from dropmatch.drafting.base import Draft
-from dropmatch.heads import Head
+from dropmatch.heads import Head, likeliest_token
 from dropmatch.masks import Stream, uniforms
 
 # told of each draft before it is judged: its evidence [n rows], and what lossless decoding accepts [n] bool
@@ -88,7 +88,7 @@ def verify(
     """
     n = draft.tokens.shape[0]
     scores = chooser.process(sequence, logits)  # [n + 1, V] fp32
-    clean = scores.argmax(dim=-1)  # [n + 1]
+    clean = likeliest_token(scores)  # [n + 1]
     warped = chooser.warp(sequence, scores) if chooser.sample else scores
     target = warped.softmax(dim=-1) if chooser.sample else None  # [n + 1, V]
     start = sequence.shape[0] - n

@@ -4,6 +4,7 @@ from dropmatch.heads.build import build_cluster, build_sets, check_heads, rows_p
 from dropmatch.heads.cluster import Cluster
 from dropmatch.heads.head import Finish, Head, gathered_logits
 from dropmatch.heads.support import common_vocab
+from dropmatch.heads.vocabulary import likeliest_token
 
 __all__ = [
     "Cluster",
@@ -14,5 +15,6 @@ __all__ = [
     "check_heads",
     "common_vocab",
     "gathered_logits",
+    "likeliest_token",
     "rows_per_chunk",
 ]

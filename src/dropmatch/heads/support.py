@@ -1,88 +1,20 @@
 """Which tokens heads are evaluated on, and the mass of all others.
 
-What has the size of the vocabulary is read in as few passes as can be: they are most of what a verdict costs.
-
 N rows, K heads, S tokens in the support, V in the vocabulary.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from dropmatch.heads.vocabulary import Vocabulary
+
 if TYPE_CHECKING:
     from dropmatch.acceptance.evidence import Evidence
-
-
-BLOCK = 64  # tokens whose maximum is looked at first when the likeliest are searched
-
-
-class Vocabulary:
-    """One distribution over the vocabulary for N rows.
-
-    Args:
-        logits: [N, V].
-    """
-
-    def __init__(self, logits: Tensor) -> None:
-        self.logits = logits
-        # on a CPU row by row: what is larger comes from the system anew each time, which takes longer than the sums
-        self._size = 1 if logits.device.type == "cpu" else max(1, logits.shape[0])
-        self._parts = [part.float() for part in logits.split(self._size)]  # [n, V] each
-        self._blocks, self._rest = divmod(logits.shape[1], BLOCK)
-
-    @cached_property
-    def _peaks(self) -> Tensor:
-        """The largest logit of each block of BLOCK tokens: [N, blocks]."""
-        body = self._blocks * BLOCK
-        return torch.cat([part[:, :body].unflatten(1, (self._blocks, BLOCK)).amax(dim=2) for part in self._parts])
-
-    def likeliest(self, count: int) -> tuple[Tensor, Tensor]:
-        """Logits and ids of the likeliest tokens, first to last, the lower id first on a tie: [N, m] fp32, [N, m]."""
-        ids = self._candidates(count)
-        values = self._at(ids)
-        if ids.shape[1] > count:
-            # the lower id first needs a stable sort by value of ids in order; of the few that are left only
-            best = values.topk(count, dim=1, sorted=False).indices
-            ids = ids.gather(1, best).sort(dim=1).values
-            values = self._at(ids)
-        values, order = values.sort(dim=1, descending=True, stable=True)
-        return values, ids.gather(1, order)
-
-    def split(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits on a support, and log-sum-exp of the rest: [N, S] -> [N, S], [N], both fp32."""
-        peak = self.logits.amax(dim=1) if self._blocks == 0 else self._peaks.amax(dim=1)  # [N]
-        if self._blocks and self._rest:
-            peak = torch.maximum(peak, self.logits[:, -self._rest :].amax(dim=1))
-        peak = torch.where(peak.isneginf(), 0.0, peak.float())[:, None]
-        sums = []
-        for part, top, ids in zip(self._parts, peak.split(self._size), token_ids.split(self._size), strict=True):
-            mass = (part - top).exp_()  # [n, V]: the one temporary of that size
-            sums.append(mass.scatter_(1, ids, 0.0).sum(dim=1))
-        return self._at(token_ids), torch.cat(sums).log() + peak.squeeze(1)
-
-    def _candidates(self, count: int) -> Tensor:
-        """Ids among which the likeliest are; in order if they are m: [N, m or more].
-
-        The m blocks of the largest maxima hold them, so that most of the vocabulary is read only once.
-        """
-        vocab, device = self.logits.shape[1], self.logits.device
-        if self._blocks <= 2 * count:
-            return torch.arange(vocab, device=device).expand(self.logits.shape[0], -1)
-        chosen = self._peaks.topk(count, dim=1, sorted=False).indices  # [N, m]
-        ids = (chosen[:, :, None] * BLOCK + torch.arange(BLOCK, device=device)).flatten(1)  # [N, m * BLOCK]
-        if self._rest:
-            last = torch.arange(vocab - self._rest, vocab, device=device).expand(self.logits.shape[0], -1)
-            ids = torch.cat([ids, last], dim=1)
-        return ids
-
-    def _at(self, token_ids: Tensor) -> Tensor:
-        """[N, n] -> [N, n] fp32."""
-        return self.logits.gather(1, token_ids).float()
 
 
 @dataclass(frozen=True)

@@ -672,17 +672,24 @@ def test_case_15_any_pattern_of_verdicts_and_exact_matches_ends_at_the_first_rej
         assert outcome.report["z"].accepted == ["naive"]
 
 
-def test_on_a_cpu_rows_behind_the_first_rejection_are_not_judged() -> None:
-    seen: list[int] = []
+def test_on_a_cpu_the_first_rows_are_judged_first_and_then_what_is_left_at_once() -> None:
+    seen: list[list[int]] = []
 
     def judge(evidence: Any, config: Any, head: Any) -> Any:
-        seen.extend(evidence.positions.tolist())
-        return scripted_judge({8: True, 9: False, 10: True})(evidence, config, head)
+        seen.append(evidence.positions.tolist())
+        return scripted_judge({8: True, 9: False, 10: True, 41: True, 42: True, 71: False, 72: True})(
+            evidence, config, head
+        )
 
-    ask = make_ask("a", [9, 9, 9], 1, options=NAIVE, start=7)
+    batch = [
+        make_ask("a", [9, 9, 9], 1, options=NAIVE, start=7),
+        make_ask("b", [9, 9], 2, options=NAIVE, start=40),
+        make_ask("c", [9, 9], 3, options=NAIVE, start=70),
+    ]
     with patch(JUDGE, judge):
-        run([ask])
-    assert seen == [8, 9]
+        outcome = run(batch)
+    assert seen == [[8, 41, 71], [9, 10, 42]]
+    assert [len(outcome.report[name].accepted) for name in "abc"] == [1, 2, 0]
 
 
 @pytest.mark.parametrize("evaluation", ["lazy", "eager"])

@@ -29,7 +29,7 @@ from dropmatch.engines.vllm.drafts import DraftLogits
 from dropmatch.engines.vllm.reporting import Reasons
 from dropmatch.engines.vllm.requests import RequestSettings
 from dropmatch.engines.vllm.rows import Row, ask, lossy_rows, with_following, with_unscaled
-from dropmatch.heads import Head
+from dropmatch.heads import Head, likeliest_token
 
 logger = init_logger(f"vllm.plugins.{__name__}")  # vLLM shows only loggers below its own
 PLACEHOLDER = -1  # a draft row without a token
@@ -218,7 +218,7 @@ class Verifier:
             if refused:
                 proposed = draft_token_ids.clone()
                 proposed[refused] = PLACEHOLDER
-            with _forced(target_logits, draft_token_ids, sorted(reasons)):
+            with _forced(target_logits, draft_token_ids, sorted(reasons), sampling.all_greedy):
                 tokens = _rejection_sample(
                     proposed,
                     num_draft_tokens,
@@ -259,7 +259,8 @@ class Verifier:
             elif not exact[row.index]:
                 ended.add(row.request)
 
-        # on a CPU a row behind the first rejection would be judged for nothing; a GPU would rather have one launch
+        # a row behind the first rejection is judged for nothing: on a CPU the first of each draft is asked about, then
+        # all that is left of those that go on, since single rows cost more than their share; a GPU wants one launch
         take = 1 if step.device.type == "cpu" else None
         reasons: dict[int, int] = {}
         refused: list[int] = []
@@ -277,7 +278,7 @@ class Verifier:
                 else:
                     if take is not None and queue[take:]:
                         going[request] = queue[take:]
-            queues = going
+            queues, take = going, None
         return reasons, refused
 
     def _can_judge(self, row: Row, token: int, vocab: int) -> bool:
@@ -321,18 +322,25 @@ class Verifier:
 
 
 @contextmanager
-def _forced(target_logits: Tensor, draft_tokens: Tensor, rows: list[int]) -> Iterator[None]:
-    """While active, some rows of the target's logits [N, V] leave no choice but their draft token [N]."""
+def _forced(target_logits: Tensor, draft_tokens: Tensor, rows: list[int], greedy: bool) -> Iterator[None]:
+    """While active, some rows of the target's logits [N, V] leave no choice but their draft token [N].
+
+    Where all requests are greedy the token need only be the likeliest; else the rows are those of a distribution.
+    """
+    if not rows:
+        yield
+        return
     index = torch.tensor(rows, dtype=torch.int64, device=target_logits.device)
-    kept = target_logits[index]  # a copy
-    if rows:
+    tokens = draft_tokens[index].long()
+    where = (index, tokens) if greedy else (index,)
+    kept = target_logits[where]  # a copy
+    if not greedy:
         target_logits[index] = -torch.inf
-        target_logits[index, draft_tokens[index].long()] = 0.0
+    target_logits[index, tokens] = torch.inf if greedy else 0.0
     try:
         yield
     finally:
-        if rows:
-            target_logits[index] = kept
+        target_logits[where] = kept
 
 
 @wraps(_rejection_sample)
@@ -394,7 +402,7 @@ def _exact(
     index = torch.tensor([row.index for row in rows], device=drafts.device)  # [n]
     logits = target_logits if len(rows) == target_logits.shape[0] else target_logits[index]  # [n, V]
     tokens = drafts[index].long()  # [n]
-    accepted = logits.argmax(dim=1) == tokens
+    accepted = likeliest_token(logits) == tokens
     if uniforms is not None:
         known = tokens.clamp(0, logits.shape[1] - 1)
         p = (logits.gather(1, known[:, None]).squeeze(1) - logits.logsumexp(dim=1)).exp()

@@ -14,7 +14,8 @@ from dropmatch.errors import SettingError
 from dropmatch.evaluation.lab.record import Record
 from dropmatch.heads.dropout import DRAFT_SHORTLIST
 from dropmatch.heads.gaussian import DRAFT_TOKENS
-from dropmatch.heads.support import Vocabulary, common_vocab
+from dropmatch.heads.support import common_vocab
+from dropmatch.heads.vocabulary import Vocabulary
 
 HEAD_TOKENS = 64  # Gaussian heads can be made for so many of the target's likeliest tokens
 CONTEXT = 24  # tokens of text before a row, to read it by
