@@ -1,7 +1,7 @@
 """Judges draft rows, and has vLLM's own kernels carry the verdicts out.
 
 The rejection sampler's kernels are never replaced. Before they run, the row of an accepted draft token is
-replaced by one that leaves them no choice, and put back after them, so that log-probabilities are those of
+changed into one that leaves them no choice, and put back after them, so that log-probabilities are those of
 the clean target. All other rows stay what they are: a request with the rule off decodes as without the
 plugin, from the same random numbers.
 
@@ -13,9 +13,8 @@ B requests, N draft rows of theirs, V tokens in the vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
 
@@ -28,82 +27,14 @@ from dropmatch.acceptance import EXACT, SAMPLED, get_rule, reason_name
 from dropmatch.engines.vllm.drafts import DraftLogits
 from dropmatch.engines.vllm.reporting import Reasons
 from dropmatch.engines.vllm.requests import RequestSettings
-from dropmatch.engines.vllm.rows import Row, ask, lossy_rows, with_following, with_unscaled
+from dropmatch.engines.vllm.rows import Row, ask, lossy_rows, with_following
+from dropmatch.engines.vllm.step import Step
 from dropmatch.heads import Head, likeliest_token
 
 logger = init_logger(f"vllm.plugins.{__name__}")  # vLLM shows only loggers below its own
 PLACEHOLDER = -1  # a draft row without a token
 _generate_uniform_probs = vllm_sampler.generate_uniform_probs
 _rejection_sample = vllm_sampler.rejection_sample
-
-
-@dataclass
-class _Step:
-    """One verification: what it has to go on; the material for verdicts on its N draft rows.
-
-    Attributes:
-        requests: [B] ids.
-        all_hidden: [N + B, d] input of the LM head.
-        all_logits: [N + B, V] raw, after the grammar's mask.
-        all_positions: [N] int64 index in its sequence of each draft token.
-        logit_rows: [N] int64 rows of `all_hidden` and `all_logits` that verify the draft tokens.
-        rows: those of requests with a lossy rule.
-        drafts: the draft's logits.
-        constrained: whether a grammar or a processor may have changed the raw logits.
-        draft_tokens: [N].
-        target_logits: [N, V] as the kernels get them.
-        unscaled: [n, V] logits after the processors and before temperature, of the rows in `unscaled_rows`,
-            which sample; of the others the target logits are just that.
-    """
-
-    requests: list[str]
-    all_hidden: Tensor
-    all_logits: Tensor
-    all_positions: Tensor
-    logit_rows: Tensor
-    rows: list[Row]
-    drafts: DraftLogits | None
-    constrained: bool = True
-    draft_tokens: Tensor = field(default_factory=lambda: torch.empty(0))
-    target_logits: Tensor = field(default_factory=lambda: torch.empty(0))
-    unscaled: Tensor | None = None
-    unscaled_rows: dict[int, int] = field(default_factory=dict)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the logits are."""
-        return self.all_logits.device
-
-    def tokens(self, index: Tensor) -> Tensor:
-        """[n] -> [n]."""
-        return self.draft_tokens[index].long()
-
-    def hidden(self, index: Tensor) -> Tensor:
-        """[n] -> [n, d]."""
-        return self.all_hidden[self.logit_rows[index]]
-
-    def clean(self, index: Tensor) -> Tensor:
-        """[n] -> [n, V]."""
-        return self.all_logits[self.logit_rows[index]]
-
-    def processed(self, rows: Sequence[Row], index: Tensor) -> Tensor | None:
-        """[n] -> [n, V], or None."""
-        if not self.constrained:
-            return None
-        return with_unscaled(self.target_logits[index], rows, self.unscaled, self.unscaled_rows)
-
-    def final(self, index: Tensor, tokens: Tensor) -> Tensor:
-        """[n], [n] -> [n]."""
-        return self.target_logits[index, tokens]
-
-    def positions(self, index: Tensor) -> Tensor:
-        """[n] -> [n]."""
-        return self.all_positions[index]
-
-    def draft_logits(self, rows: Sequence[Row]) -> Tensor:
-        """[n, V]."""
-        assert self.drafts is not None
-        return self.drafts.rows([(row.request, row.place) for row in rows])
 
 
 class Verifier:
@@ -124,7 +55,7 @@ class Verifier:
         self._head = head
         self._settings = settings
         self._drafts = drafts
-        self._step: _Step | None = None
+        self._step: Step | None = None
         self.hidden: Tensor | None = None  # [N + B, d] of the step that is being sampled
         self.grammar = True  # whether a grammar may have masked its logits
         self.report: dict[str, Reasons] = {}
@@ -144,7 +75,7 @@ class Verifier:
             return
         logit_rows = metadata.target_logits_indices.long()
         token_rows = metadata.logits_indices.long()[logit_rows]
-        self._step = _Step(
+        self._step = Step(
             requests=requests,
             all_hidden=self.hidden,
             all_logits=logits,
@@ -235,7 +166,7 @@ class Verifier:
         self.report = self._reasons(step.requests, num_draft_tokens, tokens, reasons, greedy)
         return tokens
 
-    def _ask(self, step: _Step, exact: dict[int, bool], greedy: set[str]) -> tuple[dict[int, int], list[int]]:
+    def _ask(self, step: Step, exact: dict[int, bool], greedy: set[str]) -> tuple[dict[int, int], list[int]]:
         """Walk all drafts to their first rejection.
 
         Args:
