@@ -11,7 +11,7 @@ VLLM_BIN := .venv-vllm/bin
 VLLM_READY := .venv-vllm/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-library test-vllm test-pair lint bench clean
+.PHONY: help demo test test-library test-vllm test-pair lint clean
 
 help:
 	@sed -n '/^# make/s/^# //p' Makefile

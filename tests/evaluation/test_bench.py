@@ -233,6 +233,26 @@ def test_prompts_that_cannot_be_had_are_refused_before_the_first_token(tiny: Any
     assert not (tmp_path / "records.jsonl").exists()
 
 
+class Budgets(Words):
+    """One example that says how long it may be, and others that do not."""
+
+    def examples(self, limit: int | None) -> list[Example]:
+        first, *rest = super().examples(limit)
+        return [replace(first, max_tokens=7), *rest]
+
+
+@pytest.mark.parametrize(("budget", "expected"), [(None, [7, 256]), (9, [7, 9]), (5, [5, 5])])
+def test_the_budget_is_the_tasks_own_unless_the_plan_is_stricter(
+    tiny: Any, prompts: list[str], tmp_path: Path, budget: int | None, expected: list[int]
+) -> None:
+    engine = tiny.engine()
+    engine.eos_token_ids = frozenset  # type: ignore[method-assign]
+    store, _ = run(plan_of("strict", max_tokens=budget), tmp_path, HuggingFace(engine), Budgets(prompts[:2]))
+    found = [store.groups["words", "strict", number].outputs[0] for number in range(2)]
+    assert [output["tokens"] for output in found] == expected
+    assert {output["finish"] for output in found} == {"length"}
+
+
 def test_a_damaged_file_is_named_with_its_line(prompts: list[str], tmp_path: Path) -> None:
     plan = plan_of("js", max_tokens=8)
     run(plan, tmp_path, Batched(), Words(prompts))

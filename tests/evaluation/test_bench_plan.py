@@ -56,12 +56,13 @@ def test_a_plan_is_read_from_yaml(tmp_path: Path) -> None:
     path.write_text(
         "target: big\ndraft: small\nengine: vllm\nbatch: 4\nlimit: 20\n"
         "tasks:\n  - a.jsonl\n  - {name: b.jsonl, limit: 3, max_tokens: 9}\n"
-        "rules: [typical]\ngrid: {rule: [js], p: [0.1, 0.2]}\nseeds: [0, 1, 2]\n"
+        "rules: [typical, 'js:sampled']\ngrid: {rule: [js], p: [0.1, 0.2]}\nseeds: [0, 1]\n"
     )
     plan = Plan.from_values(Plan.read(path))
     assert (plan.target, plan.draft, plan.engine, plan.batch) == ("big", "small", "vllm", 4)
-    assert plan.rules == ("strict", "typical", "js:p=0.1", "js:p=0.2")
-    assert plan.task(plan.tasks[0]) == TaskChoice("a.jsonl", None, 20, 256)
+    sampled = ("js:verdict=sampled:mask_seed=0", "js:verdict=sampled:mask_seed=1")
+    assert plan.rules == ("strict", "typical", *sampled, "js:p=0.1", "js:p=0.2")
+    assert plan.task(plan.tasks[0]) == TaskChoice("a.jsonl", None, 20, None)
     assert plan.task(plan.tasks[1]) == TaskChoice("b.jsonl", None, 3, 9)
     assert parse_tasks(["a.jsonl", "gsm8k=x.jsonl"]) == [
         {"name": "a.jsonl", "data": None},
@@ -104,6 +105,7 @@ def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, text: str, message: s
         ({"batch": 0}, "batch must be an integer of at least 1"),
         ({"limit": 2.5}, "limit must be an integer"),
         ({"max_tokens": True}, "max_tokens must be an integer"),
+        ({"rules": ["js", "naive:mask_seed=3", "typical"], "seeds": [1]}, "seeds are of sampled verdicts, and none"),
         ({"raw": "no"}, "raw must be true or false, got 'no'"),
     ],
 )

@@ -85,7 +85,11 @@ Batch = Annotated[
 MaxTokens = Annotated[
     int | None,
     typer.Option(
-        "--max-tokens", metavar="N", show_default="256", rich_help_panel=RUNNING, help="The most tokens of an example."
+        "--max-tokens",
+        metavar="N",
+        show_default="the task's own limit, or 256",
+        rich_help_panel=RUNNING,
+        help="The most tokens of an example; a task's own limit holds too.",
     ),
 ]
 Target = Annotated[
@@ -100,7 +104,11 @@ Target = Annotated[
 ]
 ReportOnly = Annotated[
     bool,
-    typer.Option("--report-only", rich_help_panel=o.OUTPUT, help="Run nothing; report what the folder holds."),
+    typer.Option(
+        "--report-only",
+        rich_help_panel=o.OUTPUT,
+        help="Run nothing; report what the --out folder holds: no other option is needed.",
+    ),
 ]
 
 
@@ -133,6 +141,8 @@ def bench(
     from dropmatch.evaluation.bench.store import Store
     from dropmatch.evaluation.bench.worker import run, tasks_of
 
+    if report_only and not (out / "plan.json").exists():
+        raise SettingError(f"{out} holds no benchmark")
     values: dict[str, Any] = {"target": o.DEFAULT_TARGET}
     if plan_file is not None:
         values |= Plan.read(plan_file)
@@ -145,7 +155,8 @@ def bench(
         values.pop("grid", None)
     elif not values.get("rules") and not values.get("grid"):
         values["rules"] = list(cells(["js", "naive"], ()))
-    plan = Plan.from_values(values)
+    # a report needs to be told nothing: the folder knows what was run
+    plan = Plan.load(out) if report_only and plan_file is None and not task else Plan.from_values(values)
 
     errors, output = error_console(color), output_console(color)
     tasks = tasks_of(plan)
@@ -157,8 +168,6 @@ def bench(
         except KeyboardInterrupt:
             interrupted = True
             say(errors, "", "interrupted: give the same command again to go on")
-    elif not (out / "plan.json").exists():
-        raise SettingError(f"{out} holds no benchmark")
     store = Store(out, plan)
     if store.groups:
         output.print(write_report(plan, store, {each.name: each.metric for each in tasks}))

@@ -4,7 +4,7 @@ target: demo:qwen2.5-coder
 draft: null                    # the demo target's own
 engine: hf                     # or vllm, in batches
 batch: 10                      # vllm: requests at once
-max_tokens: 256
+max_tokens: 256                # at most; a task's own limit, if this is left out
 limit: 100                     # examples a task
 tasks:
   - gsm8k_cot                  # a task of lm-evaluation-harness
@@ -37,6 +37,7 @@ from dropmatch.rule_text import parse_rule, rule_text
 
 STRICT = "strict"
 ENGINES = ("hf", "vllm")
+DEFAULT_TOKENS = 256
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Plan:
         tasks: what to run.
         rules: texts of rules, one cell each; strict is always among them, since all are compared with it.
         limit: examples a task; None is all.
-        max_tokens: the most tokens an example.
+        max_tokens: the most tokens an example; None is the task's own limit, or DEFAULT_TOKENS where it has none.
         raw: prompts are texts to be continued, not chat messages.
         log_likelihood: of open-ended tasks, also what the target gives the texts.
     """
@@ -83,7 +84,7 @@ class Plan:
     tasks: tuple[TaskChoice, ...] = ()
     rules: tuple[str, ...] = (STRICT,)
     limit: int | None = None
-    max_tokens: int = 256
+    max_tokens: int | None = None
     raw: bool = False
     log_likelihood: bool = True
 
@@ -200,15 +201,20 @@ def cells(texts: Iterable[str], seeds: Sequence[int]) -> tuple[str, ...]:
     """The cells of some rules: strict for each draft length first, and one for each seed of a sampled verdict.
 
     Raises:
-        SettingError: a text is none of a rule.
+        SettingError: a text is none of a rule, or there are seeds and none that takes them.
     """
     found: dict[str, None] = {}
     chosen = [parse_rule(text) for text in texts]
+    seeded = [each for each in chosen if _has_seeds(each) and "mask_seed" not in each]
+    if seeds and not seeded:
+        raise SettingError(
+            "seeds are of sampled verdicts, and none of these rules has one: write for example js:sampled, or leave "
+            "seeds out"
+        )
     for length in dict.fromkeys(each.get("draft_length") for each in chosen) or [None]:
         found[rule_text({"rule": STRICT, "draft_length": length})] = None
     for each in chosen:
-        sampled = options(rule_text(each))[0].verdict == "sampled" and get_rule(each["rule"]).needs_heads
-        for seed in seeds if sampled and seeds and "mask_seed" not in each else [each.get("mask_seed")]:
+        for seed in seeds if seeds and each in seeded else [each.get("mask_seed")]:
             found[rule_text({**each, "mask_seed": seed})] = None
     return tuple(found)
 
@@ -234,6 +240,11 @@ def baseline(text: str) -> str:
 def without_seed(text: str) -> str:
     """The text of a rule less its mask seed: the same for all seeds of it."""
     return rule_text({**parse_rule(text), "mask_seed": None})
+
+
+def _has_seeds(rule: Mapping[str, Any]) -> bool:
+    """Whether a rule draws its heads by a seed."""
+    return options(rule_text(rule))[0].verdict == "sampled" and get_rule(rule["rule"]).needs_heads
 
 
 def _task(value: Any) -> TaskChoice:

@@ -64,8 +64,9 @@ def write_report(plan: Plan, store: Store, metrics: dict[str, str | None]) -> Li
 def _about(plan: Plan, machine: dict[str, Any]) -> str:
     where = ", ".join(f"{name} {value}" for name, value in machine.items() if name not in ("system", "device"))
     batch = f", batch {plan.batch}" if plan.engine == "vllm" else ""
+    budget = f"at most {plan.max_tokens} tokens" if plan.max_tokens else "each task's own limit of tokens"
     models = f"Target {plan.target}, draft {plan.draft or 'its own'}"
-    return f"{models}, greedy, at most {plan.max_tokens} tokens{batch}; {where}."
+    return f"{models}, greedy, {budget}{batch}; {where}."
 
 
 def _markdown(tables: list[Sheet], about: str, files: dict[str, str]) -> str:

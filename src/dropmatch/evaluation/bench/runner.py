@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Protocol
 
 from dropmatch.errors import SettingError
 from dropmatch.evaluation.backends import Backend
-from dropmatch.evaluation.bench.plan import Plan, options
+from dropmatch.evaluation.bench.plan import DEFAULT_TOKENS, Plan, options
 from dropmatch.evaluation.bench.store import Store
 from dropmatch.evaluation.tasks import Example, Task
 
@@ -49,8 +49,11 @@ def work_of(plan: Plan, tasks: Sequence[Task]) -> list[tuple[Task, list[Example]
     found = []
     for task, choice in zip(tasks, plan.tasks, strict=True):
         settings = plan.task(choice)
-        assert settings.max_tokens is not None
-        found.append((task, task.examples(settings.limit), settings.max_tokens))
+        examples, budget = task.examples(settings.limit), settings.max_tokens
+        if budget is None:
+            examples = [replace(each, max_tokens=each.max_tokens or DEFAULT_TOKENS) for each in examples]
+            budget = max(each.max_tokens or 0 for each in examples)
+        found.append((task, examples, budget))
     return found
 
 
