@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from dropmatch.evaluation.backends import Group, Output
 from dropmatch.evaluation.bench.plan import Plan
+from dropmatch.evaluation.bench.runner import examples_of
 from dropmatch.evaluation.bench.store import Store
 from dropmatch.evaluation.tasks.choose import choose_task
 
@@ -136,8 +137,10 @@ def benchmark(folder: Path, texts: Texts) -> Path:
         {"target": "tiny", "tasks": [str(prompts)], "rules": [cell for cell in texts if cell != "strict"]}
     )
     store, task = Store(folder / "out", plan), choose_task(str(prompts))
+    store.keep_plan()
+    examples, _ = examples_of(task, plan.task(plan.tasks[0]))
     for cell, said in texts.items():
-        for number, (example, text) in enumerate(zip(task.examples(None), said, strict=False)):
+        for number, (example, text) in enumerate(zip(examples, said, strict=False)):
             output = Output(text, 4, "stop", 2, 5, 2, 0, {"exact": 2}, {1: 2})
             store.add(task.name, cell, number, [example], Group([output], 0.5))
     return folder / "out"

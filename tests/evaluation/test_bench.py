@@ -10,21 +10,26 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from typer.testing import CliRunner
 
+from dropmatch.cli.app import app
 from dropmatch.errors import SettingError
 from dropmatch.evaluation.backends import Group, Output
 from dropmatch.evaluation.backends.hf import HuggingFace
+from dropmatch.evaluation.bench import worker
 from dropmatch.evaluation.bench.plan import Plan, options
 from dropmatch.evaluation.bench.report import write_report
 from dropmatch.evaluation.bench.runner import Runner, flat
 from dropmatch.evaluation.bench.store import Store
-from dropmatch.evaluation.bench.summary import summarise
+from dropmatch.evaluation.bench.summary import best, summarise
+from dropmatch.evaluation.bench.tables import sheets
+from dropmatch.evaluation.statistics import paired
 from dropmatch.evaluation.tasks import Example, Prompts
 
 
@@ -69,6 +74,7 @@ def plan_of(*rules: str, **more: Any) -> Plan:
 
 def run(plan: Plan, folder: Path, backend: Any, task: Any) -> tuple[Store, Quiet]:
     store, progress = Store(folder, plan), Quiet()
+    store.keep_plan()
     Runner(plan, plan.rules, [task], backend, store).run(progress)
     return store, progress
 
@@ -193,6 +199,39 @@ def test_a_cell_that_crashes_leaves_the_others_and_is_reported(prompts: list[str
     store, progress = run(plan, tmp_path, Batched(), Words(prompts))
     assert progress.measured == 3
     assert list(summarise(plan, store, {"words": "length"})["tasks"]["words"]["cells"]) == list(plan.rules)
+    assert store.failures == Store(tmp_path, plan).failures == {}
+
+
+def test_a_failure_to_score_is_forgotten_once_there_are_scores(prompts: list[str], tmp_path: Path) -> None:
+    plan, broken = plan_of("js", max_tokens=20), Words(prompts)
+    broken.score = lambda examples, texts: 1 / 0  # type: ignore[method-assign,assignment]
+    store, _ = run(plan, tmp_path, Batched(), broken)
+    assert set(store.failures.values()) == {"scoring: ZeroDivisionError: division by zero"}
+    assert Store(tmp_path, plan).failures == store.failures
+    store, progress = run(plan, tmp_path, Batched(), Words(prompts))
+    assert progress.measured == 0
+    assert store.failures == Store(tmp_path, plan).failures == {}
+
+
+def test_a_benchmark_of_which_nothing_is_left_ends_with_an_error(
+    prompts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Dead(Batched):
+        def generate(self, examples: Sequence[Example], options: Mapping[str, Any], max_tokens: int) -> Group:
+            raise RuntimeError("out of memory")
+
+        def about(self) -> dict[str, Any]:
+            return {}
+
+    monkeypatch.setattr(worker, "_huggingface", lambda plan: Dead())
+    file, out = write_prompts(tmp_path / "prompts.jsonl", 2), tmp_path / "out"
+    found = CliRunner().invoke(app, ["bench", "--task", str(file), "--rules", "js", "--out", str(out)])
+    assert found.exit_code == 1
+    assert "every cell has crashed; strict: RuntimeError: out of memory" in found.stderr
+    assert "js crashed" in (out / "report.md").read_text()
+    found = CliRunner().invoke(app, ["bench", "--out", str(out), "--report-only", "--rules", "js"])
+    assert found.exit_code == 2
+    assert "leave out all options but --out" in found.stderr
 
 
 def test_settings_that_changed_are_refused(prompts: list[str], tmp_path: Path) -> None:
@@ -220,6 +259,107 @@ def test_examples_that_changed_are_refused(tiny: Any, prompts: list[str], tmp_pa
         run(more, tmp_path, Batched(), Longer(prompts))
     _, progress = run(more, tmp_path, Batched(), Words(prompts))
     assert (progress.measured, progress.found) == (7, 2)  # the group of one has become one of two
+
+
+def test_examples_of_one_id_are_refused(prompts: list[str], tmp_path: Path) -> None:
+    same = Words(prompts)
+    same.examples = lambda limit: [Example("a", "w5"), Example("b", "w6"), Example("a", "w7")]  # type: ignore[method-assign]
+    with pytest.raises(SettingError, match=r"words: several examples have the id 'a': give each its own"):
+        run(plan_of("js"), tmp_path, Batched(), same)
+
+
+def test_tasks_of_one_name_are_refused(tmp_path: Path) -> None:
+    files = [tmp_path / language / "test" / "p.jsonl" for language in ("en", "de")]
+    for file in files:
+        file.parent.mkdir(parents=True)
+        write_prompts(file, 2)
+    plan = Plan.from_values({"target": "tiny", "tasks": [str(file) for file in files]})
+    with pytest.raises(SettingError, match=r"two tasks are called test/p"):
+        worker.tasks_of(plan)
+
+
+def test_a_drafter_without_a_distribution_is_benchmarked(tiny: Any, prompts: list[str], tmp_path: Path) -> None:
+    store, progress = run(
+        plan_of("naive", max_tokens=8), tmp_path, HuggingFace(tiny.engine(drafter="lookup")), Words(prompts)
+    )
+    assert (progress.measured, store.failures) == (10, {})
+
+
+def test_the_folder_knows_all_that_was_run(prompts: list[str], tmp_path: Path) -> None:
+    run(plan_of("js", max_tokens=8), tmp_path, Batched(), Words(prompts))
+    run(plan_of("naive", max_tokens=8, limit=2), tmp_path, Batched(), Words(prompts))
+    plan = Plan.load(tmp_path)
+    assert (plan.rules, plan.limit) == (("strict", "js", "naive"), None)
+    cells = summarise(plan, Store(tmp_path, plan), {"words": "length"})["tasks"]["words"]["cells"]
+    assert {name: cell["examples"] for name, cell in cells.items()} == {"strict": 5, "js": 5, "naive": 2}
+
+
+def test_a_text_that_is_decoded_anew_is_scored_anew(prompts: list[str], tmp_path: Path) -> None:
+    class Turned(Batched):
+        def generate(self, examples: Sequence[Example], options: Mapping[str, Any], max_tokens: int) -> Group:
+            group = super().generate(examples, options, max_tokens)
+            return Group([replace(output, text="short") for output in group.outputs], group.seconds)
+
+    first, _ = run(plan_of("js", max_tokens=8, limit=3), tmp_path, Batched(), Words(prompts, tokens=2))
+    assert first.scores["words", "js", "2"] == {"score": 1.0}
+    # the group of one has become one of two, and its text is another
+    second, _ = run(plan_of("js", max_tokens=8), tmp_path, Turned(), Words(prompts, tokens=2))
+    assert (
+        second.scores["words", "js", "2"]
+        == {"score": 0.0}
+        == Store(tmp_path, plan_of("js", max_tokens=8)).scores["words", "js", "2"]
+    )
+    assert second.scores["words", "js", "0"] == {"score": 1.0}
+
+
+def test_speeds_of_several_draft_lengths_are_compared_with_one(prompts: list[str], tmp_path: Path) -> None:
+    class Longer(Batched):
+        """At L=8 strict takes three times as long, and js twice as long as strict at L=5."""
+
+        def generate(self, examples: Sequence[Example], options: Mapping[str, Any], max_tokens: int) -> Group:
+            seconds = {("strict", 5): 1.0, ("strict", 8): 3.0, ("js", 5): 0.8, ("js", 8): 2.0}
+            group = super().generate(examples, options, max_tokens)
+            return Group(group.outputs, seconds[options["rule"], options["draft_length"]])
+
+    plan = plan_of("js", "js:L=8", max_tokens=8)
+    store, _ = run(plan, tmp_path, Longer(), Words(prompts, tokens=1))
+    task = summarise(plan, store, {"words": "length"})["tasks"]["words"]
+    assert task["cells"]["js:L=8"]["over_strict"]["value"] == pytest.approx(1.5)
+    assert task["cells"]["js:L=8"]["over_first"]["value"] == pytest.approx(0.5)
+    assert task["best"] == "js"
+    (sheet,) = sheets({"tasks": {"words": task}})
+    column = sheet.headings.index("speed over strict")
+    shown = {row[0]: row[column : column + 2] for row in sheet.rows}
+    assert shown["strict"] == ("1", "1")
+    assert shown["strict:L=8"][0] == "1"
+    assert shown["strict:L=8"][1].startswith("0.33")
+
+
+def test_a_cell_without_its_strict_one_has_no_speed(prompts: list[str], tmp_path: Path) -> None:
+    class Dead(Batched):
+        def generate(self, examples: Sequence[Example], options: Mapping[str, Any], max_tokens: int) -> Group:
+            if (options["rule"], options["draft_length"]) == ("strict", 8) and max_tokens > 8:
+                raise RuntimeError("gone")
+            return super().generate(examples, options, max_tokens)
+
+    plan = plan_of("js", "js:L=8", max_tokens=20)
+    store, _ = run(plan, tmp_path, Dead(), Words(prompts))
+    task = summarise(plan, store, {"words": "length"})["tasks"]["words"]
+    (sheet,) = sheets({"tasks": {"words": task}})
+    assert {row[0]: row[2] for row in sheet.rows}["js:L=8"] == ""
+
+
+def test_few_losses_are_not_measurable() -> None:
+    entry = asdict(paired([1.0] * 100, [0.0] * 4 + [1.0] * 96))
+    assert entry["difference"]["high"] < 0  # the bootstrap is too sure
+    one = {"value": 1.0, "low": 1.0, "high": 1.0}
+    cells = {
+        "strict": {"rule": {"rule": "strict"}, "over_first": one, "flags": []},
+        "js": {"rule": {"rule": "js"}, "over_first": {**one, "value": 1.2}, "flags": [], "against_strict": entry},
+    }
+    assert best(cells) == "js"
+    cells["js"]["against_strict"] = asdict(paired([1.0] * 100, [0.0] * 8 + [1.0] * 92))
+    assert best(cells) is None
 
 
 def test_prompts_that_cannot_be_had_are_refused_before_the_first_token(tiny: Any, tmp_path: Path) -> None:

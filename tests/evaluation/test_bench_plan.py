@@ -19,6 +19,7 @@ from dropmatch.evaluation.bench.plan import (
     parse_tasks,
     without_seed,
 )
+from dropmatch.evaluation.bench.worker import check_for_vllm
 
 TASKS = {"target": "big", "tasks": ["a.jsonl"]}
 
@@ -106,9 +107,42 @@ def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, text: str, message: s
         ({"limit": 2.5}, "limit must be an integer"),
         ({"max_tokens": True}, "max_tokens must be an integer"),
         ({"rules": ["js", "naive:mask_seed=3", "typical"], "seeds": [1]}, "seeds are of sampled verdicts, and none"),
+        ({"batch": None, "engine": "vllm"}, "batch must be an integer of at least 1: leave it out"),
+        ({"tasks": [{"name": 5}]}, "a task's name must be a text, got 5"),
+        ({"tasks": [{"name": "a", "limit": -5}]}, "a: limit must be an integer of at least 1, got -5"),
+        ({"tasks": [{"name": "a", "max_tokens": 0}]}, "a: max_tokens must be an integer of at least 1, got 0"),
+        ({"tasks": [{"name": "a", "limit": "10"}]}, "a: limit must be an integer"),
+        ({"rules": [None]}, "a rule is a text as js:p=0.2, got None"),
+        ({"rules": ["js:sampled"], "seeds": ["1"]}, "seeds must be integers, got '1'"),
         ({"raw": "no"}, "raw must be true or false, got 'no'"),
     ],
 )
 def test_what_cannot_be_run_is_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingError, match=message):
         Plan.from_values({**TASKS, **values})
+
+
+@pytest.mark.parametrize(
+    ("rules", "more", "message"),
+    [
+        (["js", "js:L=0"], {}, r"strict:L=0: draft_length \(L\) must be at least 1 with vLLM"),
+        (["js:L=8:draft_stop_probability=0.4"], {}, "only draft_length"),
+        (["fly:L=3"], {}, r"fly:L=3: .*window=6 needs at least 7 draft tokens"),
+        (
+            ["naive", "fuzzy"],
+            {"draft": "prompt-lookup"},
+            "fuzzy: rule 'fuzzy' compares distributions, and prompt-lookup",
+        ),
+    ],
+)
+def test_what_vllm_cannot_do_is_refused_before_an_engine_starts(
+    rules: list[str], more: dict[str, Any], message: str
+) -> None:
+    plan = Plan.from_values({**TASKS, "engine": "vllm", "rules": rules, **more})
+    with pytest.raises(SettingError, match=message):
+        check_for_vllm(plan)
+
+
+def test_a_plan_is_kept_as_json() -> None:
+    plan = Plan.from_values({**TASKS, "rules": ["js:p=0.2", "typical"], "limit": 3})
+    assert Plan.of_json(plan.to_json()) == plan

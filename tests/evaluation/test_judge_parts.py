@@ -55,6 +55,11 @@ def test_an_example_that_is_gone_is_named(tmp_path: Path) -> None:
     found = judge(folder, "http://127.0.0.1:9/v1")
     assert found.exit_code == 2
     assert "has no example '2' any more" in found.stderr
+    # as many examples, and others: what was said is no answer to them
+    (tmp_path / "prompts.jsonl").write_text("".join(f'{{"prompt": "another {i}"}}\n' for i in range(20)))
+    found = judge(folder, "http://127.0.0.1:9/v1")
+    assert found.exit_code == 2
+    assert "example 1, for another prompt" in found.stderr
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import typer
 from dropmatch.cli import options as o
 from dropmatch.cli.console import error_console, output_console, say
 from dropmatch.cli.failures import INTERRUPTED
-from dropmatch.errors import SettingError
+from dropmatch.errors import DropMatchError, SettingError
 
 RUNNING = "What is run"
 PlanFile = Annotated[
@@ -141,22 +141,21 @@ def bench(
     from dropmatch.evaluation.bench.store import Store
     from dropmatch.evaluation.bench.worker import run, tasks_of
 
-    if report_only and not (out / "plan.json").exists():
-        raise SettingError(f"{out} holds no benchmark")
-    values: dict[str, Any] = {"target": o.DEFAULT_TARGET}
-    if plan_file is not None:
-        values |= Plan.read(plan_file)
     given: dict[str, Any] = {"target": target, "draft": draft, "engine": engine, "batch": batch, "limit": limit}
     given |= {"max_tokens": max_tokens, "tasks": parse_tasks(task) if task else None}
-    given |= {"rules": _listed(rules), "seeds": _numbers(seeds)}
-    given["raw"] = raw or None
-    values |= {name: value for name, value in given.items() if value is not None}
-    if rules:
-        values.pop("grid", None)
-    elif not values.get("rules") and not values.get("grid"):
-        values["rules"] = list(cells(["js", "naive"], ()))
-    # a report needs to be told nothing: the folder knows what was run
-    plan = Plan.load(out) if report_only and plan_file is None and not task else Plan.from_values(values)
+    given |= {"rules": _listed(rules), "seeds": _numbers(seeds), "raw": raw or None}
+    given = {name: value for name, value in given.items() if value is not None}
+    if report_only:
+        if plan_file is not None or given:
+            raise SettingError(f"--report-only reports what {out} holds: leave out all options but --out")
+        plan = Plan.load(out)
+    else:
+        values = {"target": o.DEFAULT_TARGET, **({} if plan_file is None else Plan.read(plan_file)), **given}
+        if rules:
+            values.pop("grid", None)
+        elif not values.get("rules") and not values.get("grid"):
+            values["rules"] = list(cells(["js", "naive"], ()))
+        plan = Plan.from_values(values)
 
     errors, output = error_console(color), output_console(color)
     tasks = tasks_of(plan)
@@ -169,11 +168,14 @@ def bench(
             interrupted = True
             say(errors, "", "interrupted: give the same command again to go on")
     store = Store(out, plan)
-    if store.groups:
+    if store.groups or store.failures:
         output.print(write_report(plan, store, {each.name: each.metric for each in tasks}))
         say(errors, "", f"written: {', '.join(str(path) for path in sorted(out.glob('report.*')))}")
     if interrupted:
         raise typer.Exit(INTERRUPTED)
+    if store.failures and not store.groups:
+        (_, cell), error = next(iter(store.failures.items()))
+        raise DropMatchError(f"every cell has crashed; {cell}: {error}")
 
 
 def _listed(texts: list[str] | None) -> list[str] | None:

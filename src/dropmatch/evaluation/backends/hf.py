@@ -38,10 +38,11 @@ class HuggingFace:
             self._engine.stream([0], max_tokens=1, **options)
 
     def check_prompts(self, examples: Sequence[Example], max_tokens: int) -> None:
-        """Start each, and leave it before its first token."""
+        """Start each losslessly, and leave it before its first token."""
+        options = {"rule": "strict"} if self._engine.drafter is not None else {"rule": "strict", "draft_length": 0}
         for example in examples:
             with naming(example):
-                self._engine.stream(self.encode(example), max_tokens=budget_of(example, max_tokens))
+                self._engine.stream(self.encode(example), max_tokens=budget_of(example, max_tokens), **options)
 
     def generate(self, examples: Sequence[Example], options: Mapping[str, Any], max_tokens: int) -> Group:
         """One after the other."""

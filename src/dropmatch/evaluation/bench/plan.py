@@ -24,7 +24,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +49,21 @@ class TaskChoice:
         data: a JSONL file to take its examples from, where they do not come from the hub.
         limit: examples, None is the plan's own.
         max_tokens: likewise.
+
+    Raises:
+        SettingError: a value that will not do.
     """
 
     name: str
     data: str | None = None
     limit: int | None = None
     max_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("name", self.name), ("data", self.data or "file")):
+            if not isinstance(value, str) or not value:
+                raise SettingError(f"a task's {name} must be a text, got {value!r}")
+        _check_counts(f"{self.name}: ", limit=self.limit, max_tokens=self.max_tokens)
 
 
 @dataclass(frozen=True)
@@ -91,9 +100,9 @@ class Plan:
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
             raise SettingError(f"engine must be one of: {', '.join(ENGINES)}; got {self.engine!r}")
-        for name, value in (("batch", self.batch), ("max_tokens", self.max_tokens), ("limit", self.limit)):
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise SettingError(f"{name} must be an integer of at least 1, got {value!r}")
+        if self.batch is None:
+            raise SettingError("batch must be an integer of at least 1: leave it out for its default")
+        _check_counts("", batch=self.batch, max_tokens=self.max_tokens, limit=self.limit)
         for name, flag in (("raw", self.raw), ("log_likelihood", self.log_likelihood)):
             if not isinstance(flag, bool):
                 raise SettingError(f"{name} must be true or false, got {flag!r}")
@@ -121,6 +130,8 @@ class Plan:
             values = yaml.safe_load(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise SettingError(f"cannot read the plan {path}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise SettingError(f"cannot read the plan {path}: it is no UTF-8 text") from error
         except yaml.YAMLError as error:
             raise SettingError(f"{path}: no valid YAML ({error})") from error
         if not isinstance(values, Mapping):
@@ -143,6 +154,12 @@ class Plan:
         for name, value in (("tasks", rest.get("tasks", ())), ("rules", rules), ("seeds", seeds)):
             if isinstance(value, str) or not isinstance(value, Sequence):
                 raise SettingError(f"{name} must be a list, got {value!r}")
+        for rule in rules:
+            if not isinstance(rule, str):
+                raise SettingError(f"a rule is a text as js:p=0.2, got {rule!r}")
+        for seed in seeds:
+            if not isinstance(seed, int) or isinstance(seed, bool):
+                raise SettingError(f"seeds must be integers, got {seed!r}")
         rest["tasks"] = tuple(_task(task) for task in rest.get("tasks", ()))
         return Plan(**rest, rules=cells([*rules, *combinations(grid)], seeds))
 
@@ -157,12 +174,21 @@ class Plan:
         if not path.exists():
             raise SettingError(f"{folder} holds no benchmark: name the --out folder of dropmatch bench")
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            values["tasks"] = tuple(TaskChoice(**task) for task in values["tasks"])
-            values["rules"] = tuple(values["rules"])
-            return Plan(**values)
+            return Plan.of_json(path.read_text(encoding="utf-8"))
         except (OSError, TypeError, KeyError, ValueError) as error:
             raise SettingError(f"cannot read {path}: {error}") from error
+
+    def to_json(self) -> str:
+        """As a folder keeps it."""
+        return json.dumps(asdict(self), ensure_ascii=False, indent=1) + "\n"
+
+    @staticmethod
+    def of_json(text: str) -> Plan:
+        """Of what `to_json` gives."""
+        values = json.loads(text)
+        values["tasks"] = tuple(TaskChoice(**task) for task in values["tasks"])
+        values["rules"] = tuple(values["rules"])
+        return Plan(**values)
 
     def task(self, choice: TaskChoice) -> TaskChoice:
         """A task's settings with the plan's where it has none."""
@@ -245,6 +271,12 @@ def without_seed(text: str) -> str:
 def _has_seeds(rule: Mapping[str, Any]) -> bool:
     """Whether a rule draws its heads by a seed."""
     return options(rule_text(rule))[0].verdict == "sampled" and get_rule(rule["rule"]).needs_heads
+
+
+def _check_counts(where: str, **counts: Any) -> None:
+    for name, value in counts.items():
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise SettingError(f"{where}{name} must be an integer of at least 1, got {value!r}")
 
 
 def _task(value: Any) -> TaskChoice:

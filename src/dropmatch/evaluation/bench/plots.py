@@ -27,12 +27,12 @@ def figures(name: str, task: dict[str, Any]) -> dict[str, str]:
 def _speed_and_quality(task: dict[str, Any]) -> str | None:
     key = "score" if task["metric"] else "log_likelihood"
     scale = 100 if task["metric"] else 1
-    cells = {name: cell for name, cell in task["cells"].items() if cell[key]}
+    cells = {name: cell for name, cell in task["cells"].items() if cell[key] and cell["over_first"]}
     if not cells:
         return None
     figure, axes = _axes()
     for number, (name, cell) in enumerate(cells.items()):
-        speed = cell.get("over_strict") or {"value": 1.0, "low": 1.0, "high": 1.0}
+        speed = cell["over_first"]
         quality = {end: scale * cell[key][end] for end in ("value", "low", "high")}
         axes.errorbar(
             speed["value"],
@@ -44,7 +44,7 @@ def _speed_and_quality(task: dict[str, Any]) -> str | None:
             capsize=2,
             linewidth=0.8,
         )
-    axes.set_xlabel("tokens per second over strict")
+    axes.set_xlabel(f"tokens per second over {task['first']}")
     axes.set_ylabel(f"{task['metric']} %" if task["metric"] else "mean log-likelihood a token under the target")
     _legend(figure)
     return _svg(figure)

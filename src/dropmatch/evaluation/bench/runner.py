@@ -7,6 +7,7 @@ Within a group the cells run in an order that rotates from group to group.
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -14,8 +15,8 @@ from typing import Any, Protocol
 
 from dropmatch.errors import SettingError
 from dropmatch.evaluation.backends import Backend
-from dropmatch.evaluation.bench.plan import DEFAULT_TOKENS, Plan, options
-from dropmatch.evaluation.bench.store import Store
+from dropmatch.evaluation.bench.plan import DEFAULT_TOKENS, Plan, TaskChoice, options
+from dropmatch.evaluation.bench.store import SCORING, Store
 from dropmatch.evaluation.tasks import Example, Task
 
 WARM_UP_TOKENS = 8
@@ -44,17 +45,40 @@ def work_of(plan: Plan, tasks: Sequence[Task]) -> list[tuple[Task, list[Example]
     """The plan's tasks with their examples and the most tokens of a text.
 
     Raises:
-        SettingError: data cannot be found or read.
+        SettingError: data cannot be found or read, or several examples have one id.
     """
-    found = []
-    for task, choice in zip(tasks, plan.tasks, strict=True):
-        settings = plan.task(choice)
-        examples, budget = task.examples(settings.limit), settings.max_tokens
-        if budget is None:
-            examples = [replace(each, max_tokens=each.max_tokens or DEFAULT_TOKENS) for each in examples]
-            budget = max(each.max_tokens or 0 for each in examples)
-        found.append((task, examples, budget))
-    return found
+    return [(task, *examples_of(task, plan.task(choice))) for task, choice in zip(tasks, plan.tasks, strict=True)]
+
+
+def examples_of(task: Task, choice: TaskChoice) -> tuple[list[Example], int]:
+    """A task's examples and the most tokens of a text.
+
+    Args:
+        task: the task.
+        choice: its settings, with the plan's where it has none.
+
+    Raises:
+        SettingError: data cannot be found or read, or several examples have one id.
+    """
+    examples, budget = task.examples(choice.limit), choice.max_tokens
+    check_ids(task.name, examples)
+    if budget is None:
+        examples = [replace(each, max_tokens=each.max_tokens or DEFAULT_TOKENS) for each in examples]
+        budget = max(each.max_tokens or 0 for each in examples)
+    return examples, budget
+
+
+def check_ids(task: str, examples: Sequence[Example]) -> None:
+    """Refuse examples of one id: what is kept about them would be mixed up.
+
+    Raises:
+        SettingError: there are such; the message names the id.
+    """
+    twice = [i for i, count in Counter(example.id for example in examples).items() if count > 1]
+    if twice:
+        raise SettingError(
+            f"{task}: several examples have the id {twice[0]!r}: give each its own, or leave all ids out"
+        )
 
 
 class Runner:
@@ -157,7 +181,7 @@ class Runner:
             examples, texts = [example for example, _ in waiting], [text for _, text in waiting]
             values, error = _guarded(partial(measure, examples, texts))
             if error is not None:
-                self._store.fail(task.name, cell, f"scoring: {error}")
+                self._store.fail(task.name, cell, f"{SCORING}{error}")
                 continue
             self._store.score(task.name, cell, name, {e.id: v for e, v in zip(examples, values, strict=True)})
 

@@ -22,6 +22,7 @@ from dropmatch.evaluation.bench.plan import Plan
 from dropmatch.evaluation.tasks import Example
 
 GROWS = ("tasks", "rules", "limit", "log_likelihood")  # a plan may ask for more of these later
+SCORING = "scoring: "  # how the failure of a cell begins whose texts are there and have no score
 Key = tuple[str, str, int]  # task, cell, group
 
 
@@ -54,7 +55,7 @@ class Store:
     """
 
     def __init__(self, folder: Path, plan: Plan) -> None:
-        self.folder = folder
+        self.folder, self._plan = folder, plan
         folder.mkdir(parents=True, exist_ok=True)
         self._check_plan(plan)
         self.groups: dict[Key, Timed] = {}
@@ -74,6 +75,9 @@ class Store:
         ]
         append_lines(self.folder / "records.jsonl", lines)
         self.groups[task, cell, number] = Timed([e.id for e in examples], outputs, group.seconds, prompts)
+        self.failures.pop((task, cell), None)
+        for example in examples:  # of the texts that they had before
+            self.scores.pop((task, cell, example.id), None)
 
     def fail(self, task: str, cell: str, error: str) -> None:
         """Keep that a cell has crashed."""
@@ -82,8 +86,13 @@ class Store:
 
     def score(self, task: str, cell: str, name: str, scores: Mapping[str, float | None]) -> None:
         """Keep what was found out about texts, by example."""
-        lines = [{"task": task, "cell": cell, "id": i, "name": name, "value": value} for i, value in scores.items()]
+        texts = self.texts(task, cell)
+        lines = [
+            {"task": task, "cell": cell, "id": i, "text": _short_hash(texts[i]), "name": name, "value": value}
+            for i, value in scores.items()
+        ]
         append_lines(self.folder / "scores.jsonl", lines)
+        self.failures.pop((task, cell), None)
         for example, value in scores.items():
             self.scores[task, cell, example][name] = value
 
@@ -107,6 +116,20 @@ class Store:
                         "has changed since. Give another --out, or the same data"
                     )
 
+    def keep_plan(self) -> None:
+        """Write down what is run, beside what was run here before."""
+        path, now = self.folder / "plan.json", asdict(self._plan)
+        if path.exists():
+            before = _read_json(path)
+            tasks = {task["name"]: task for task in [*before["tasks"], *now["tasks"]]}
+            limits = before["limit"], now["limit"]
+            now["tasks"] = list(tasks.values())
+            now["rules"] = list(dict.fromkeys([*before["rules"], *now["rules"]]))
+            now["limit"] = None if None in limits else max(limits)
+        fresh = path.with_suffix(".tmp")
+        fresh.write_text(json.dumps(now, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        fresh.replace(path)
+
     def _check_plan(self, plan: Plan) -> None:
         path, now = self.folder / "plan.json", asdict(plan)
         if path.exists():
@@ -126,9 +149,6 @@ class Store:
                             f"{self.folder} holds {task['name']} with {name}={old[name]!r}, and now it is "
                             f"{task[name]!r}: give another --out, or the same settings"
                         )
-        fresh = path.with_suffix(".tmp")
-        fresh.write_text(json.dumps(now, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-        fresh.replace(path)
 
     def _load(self) -> None:
         found: dict[Key, list[dict[str, Any]]] = defaultdict(list)
@@ -137,20 +157,34 @@ class Store:
                 self.failures[line["task"], line["cell"]] = line["error"]
             else:
                 found[line["task"], line["cell"], line["group"]].append(line)
+                self.failures.pop((line["task"], line["cell"]), None)  # it was done after all
         for key, lines in found.items():
             size = lines[-1]["of"]
             lines = lines[-size:]  # a group that was begun before and is complete now
             if len(lines) == size and len({line["id"] for line in lines}) == size:
                 ids, prompts = [line["id"] for line in lines], [line["prompt"] for line in lines]
                 self.groups[key] = Timed(ids, lines, lines[-1]["group_seconds"], prompts)
+        texts = {
+            (task, cell, i): _short_hash(output["text"])
+            for (task, cell, _), group in self.groups.items()
+            for i, output in zip(group.ids, group.outputs, strict=True)
+        }
         for line in read_lines(self.folder / "scores.jsonl"):
-            self.scores[line["task"], line["cell"], line["id"]][line["name"]] = line["value"]
+            of = line["task"], line["cell"], line["id"]
+            if texts.get(of) == line["text"]:  # else of a text that was decoded anew since
+                self.scores[of][line["name"]] = line["value"]
+        for (task, cell), text in list(self.failures.items()):
+            if text.startswith(SCORING) and all(self.scores.get((task, cell, i)) for i in self.texts(task, cell)):
+                del self.failures[task, cell]  # it was scored after all
 
 
 def digest(example: Example) -> str:
     """Of what decides about an example's text beside the plan."""
-    what = json.dumps([example.prompt, example.stop, example.max_tokens], sort_keys=True)
-    return hashlib.sha256(what.encode()).hexdigest()[:16]
+    return _short_hash(json.dumps([example.prompt, example.stop, example.max_tokens], sort_keys=True))
+
+
+def _short_hash(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", errors="surrogatepass")).hexdigest()[:16]
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from dropmatch.evaluation.bench.plan import baseline
 from dropmatch.evaluation.judge.prompts import PAIRWISE
 
 
@@ -54,16 +55,18 @@ def _cells(name: str, task: dict[str, Any]) -> Sheet:
     metric = task["metric"]
     scored = (f"{metric} %", "against strict", "lost / gained", "p")
     quality = scored if metric else ("log-likelihood", "against strict")
-    headings = ("cell", "n", "speed over strict", "acceptance length", "lossy %", *quality, "cut", "looping")
+    lengths = {baseline(cell) for cell in task["cells"]} > {task["first"]}
+    first = (f"speed over {task['first']}",) if lengths else ()
+    headings = ("cell", "n", "speed over strict", *first, "acceptance length", "lossy %", *quality, "cut", "looping")
     judges = [judge for judge in task["judges"] if judge["refused"] is None]
     headings += tuple(_judge_heading(judge, judges) for judge in judges)
     rows: list[tuple[str, ...]] = []
     for cell, entry in task["cells"].items():
-        ratio = entry.get("over_strict")
         row = [
             f"{cell} *" if entry["flags"] else cell,
             str(entry["examples"]),
-            _interval(ratio, 2) if ratio else "1",
+            "1" if cell == baseline(cell) else _optional(entry.get("over_strict"), 2),
+            *(["1" if cell == task["first"] else _optional(entry["over_first"], 2)] if lengths else []),
             f"{entry['acceptance_length']:.2f}" if entry["acceptance_length"] else "",
             f"{entry['lossy_pct']:.1f}",
         ]
@@ -160,6 +163,13 @@ def _notes(task: dict[str, Any]) -> list[str]:
     if task["best"]:
         worse = "and whose score is not measurably below strict's" if task["metric"] else "(quality: see its texts)"
         notes.append(f"Fastest of the cells that are not flagged {worse}: {task['best']}.")
+    elif len(task["cells"]) > 1:
+        notes.append("No lossy cell is both faster than strict and free of a flag or a measurable loss.")
+    if len({baseline(cell) for cell in task["cells"]}) > 1:
+        notes.append(
+            "With vLLM the cells of another draft length ran in a process of their own, at another time: speeds over "
+            f"{task['first']} hold what the machine did meanwhile."
+        )
     return notes
 
 
@@ -168,7 +178,8 @@ def _seeds(name: str, task: dict[str, Any]) -> Sheet:
     for rule, entry in task["seeds"].items():
         score = _spread(entry["score"], 1, 100) if entry["score"] else ""
         speed = _spread(entry["over_strict"], 2) if entry["over_strict"] else ""
-        rows.append((rule, str(entry["seeds"]), speed, _spread(entry["acceptance_length"], 2), score))
+        length = _spread(entry["acceptance_length"], 2) if entry["acceptance_length"] else ""
+        rows.append((rule, str(entry["seeds"]), speed, length, score))
     headings = ("rule", "seeds", "speed over strict", "acceptance length", f"{task['metric'] or 'score'} %")
     return Sheet(f"{name}: over mask seeds", headings, rows, ["Mean over seeds, and the least and the greatest."])
 

@@ -2,7 +2,7 @@
 
 vLLM reads some environment variables at start only, and keeps one draft length for its life; hence the processes.
 
-    python -m dropmatch.evaluation.bench.worker FOLDER LENGTH
+    python -m dropmatch.evaluation.bench.worker FOLDER LENGTH < plan.json
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from dropmatch.acceptance import get_rule
 from dropmatch.config import DraftConfig
 from dropmatch.errors import DropMatchError, SettingError
 from dropmatch.evaluation.backends import Backend
-from dropmatch.evaluation.bench.plan import Plan
+from dropmatch.evaluation.bench.plan import Plan, options
 from dropmatch.evaluation.bench.progress import Bar
 from dropmatch.evaluation.bench.runner import Runner, work_of
 from dropmatch.evaluation.bench.store import Store
 from dropmatch.evaluation.tasks import Task
 from dropmatch.evaluation.tasks.choose import choose_task
+from dropmatch.models.names import PROMPT_LOOKUP
 from dropmatch.rule_text import parse_rule
 
 
@@ -31,39 +33,80 @@ def tasks_of(plan: Plan) -> list[Task]:
     """The plan's tasks.
 
     Raises:
-        SettingError: one cannot be found.
+        SettingError: one cannot be found, or two have one name.
     """
-    return [choose_task(choice.name, choice.data, chat=not plan.raw) for choice in plan.tasks]
+    tasks = [choose_task(choice.name, choice.data, chat=not plan.raw) for choice in plan.tasks]
+    names = [task.name for task in tasks]
+    for name in names:
+        if names.count(name) > 1:
+            raise SettingError(
+                f"two tasks are called {name}, and a benchmark tells them apart by name: run one with another --out, "
+                "or rename its file or folder"
+            )
+    return tasks
 
 
 def run(plan: Plan, folder: Path, tasks: Sequence[Task]) -> None:
-    """Decode and score what is missing.
+    """Decode and score what is missing. What fails is kept as the failure of its cells.
 
     Raises:
         SettingError: settings that cannot be honoured, or data that cannot be read; nothing was generated.
-        DropMatchError: a process of vLLM's failed.
     """
+    store = Store(folder, plan)  # refuses a folder of another plan before a model is loaded
     if plan.engine == "hf":
-        _run(plan, plan.rules, folder, tasks, _huggingface(plan))
+        backend = _huggingface(plan)
+        store.keep_plan()
+        _run(plan, plan.rules, store, tasks, backend)
         return
     from dropmatch.engines.vllm.environment import require_vllm, wanted
 
     on_cpu = require_vllm()
+    check_for_vllm(plan)
+    store.keep_plan()
     more = wanted(os.environ, on_cpu) | {"VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR")}
     if on_cpu:
         more["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # a second process would take one of few cores
-    Store(folder, plan)  # refuses a folder of another plan before a model is loaded
     for length in dict.fromkeys(length_of(cell) for cell in plan.rules):
         command = [sys.executable, "-m", __name__, str(folder), str(length)]
-        child = subprocess.Popen(command, env={**os.environ, **more})
+        child = subprocess.Popen(command, env={**os.environ, **more}, stdin=subprocess.PIPE, text=True)
         try:
-            code = child.wait()
+            child.communicate(plan.to_json())
         except KeyboardInterrupt:
             child.send_signal(signal.SIGINT)
             child.wait()
             raise
-        if code:
-            raise DropMatchError(f"the process that ran vLLM with L={length} ended with exit code {code}")
+        if child.returncode:
+            _note_failure(plan, folder, tasks, length, child.returncode)
+
+
+def check_for_vllm(plan: Plan) -> None:
+    """Refuse what an engine would refuse that is started after hours, for a later draft length.
+
+    Raises:
+        SettingError: a cell asks for what vLLM does not have.
+    """
+    has_distribution = plan.draft != PROMPT_LOOKUP
+    for cell in plan.rules:
+        acceptance, draft = options(cell)
+        rule = get_rule(acceptance.rule)
+        try:
+            if draft.draft_length < 1:
+                raise SettingError("draft_length (L) must be at least 1 with vLLM")
+            if draft != DraftConfig(draft_length=draft.draft_length):
+                raise SettingError("of the draft's settings only draft_length (L) can be had with vLLM")
+            rule.check_window(acceptance.window, draft.draft_length)
+            rule.check_drafter(has_distribution, PROMPT_LOOKUP)
+        except SettingError as error:
+            raise SettingError(f"{cell}: {error}") from None
+
+
+def _note_failure(plan: Plan, folder: Path, tasks: Sequence[Task], length: int, code: int) -> None:
+    """A process has ended before its cells were done; those of other lengths go on."""
+    store = Store(folder, plan)
+    for task in tasks:
+        for cell in plan.rules:
+            if length_of(cell) == length and (task.name, cell) not in store.failures:
+                store.fail(task.name, cell, f"the process that ran vLLM with L={length} ended with exit code {code}")
 
 
 def length_of(cell: str) -> int:
@@ -71,10 +114,9 @@ def length_of(cell: str) -> int:
     return parse_rule(cell).get("draft_length", DraftConfig.draft_length)
 
 
-def _run(plan: Plan, cells: Sequence[str], folder: Path, tasks: Sequence[Task], backend: Backend) -> None:
-    store = Store(folder, plan)
+def _run(plan: Plan, cells: Sequence[str], store: Store, tasks: Sequence[Task], backend: Backend) -> None:
     runner = Runner(plan, cells, tasks, backend, store)
-    (folder / "machine.json").write_text(json.dumps(backend.about(), indent=1) + "\n", encoding="utf-8")
+    (store.folder / "machine.json").write_text(json.dumps(backend.about(), indent=1) + "\n", encoding="utf-8")
     with Bar(runner.total) as bar:
         runner.run(bar)
 
@@ -94,17 +136,17 @@ def _huggingface(plan: Plan) -> Backend:
 
 
 def main() -> None:
-    """One draft length with vLLM."""
+    """One draft length with vLLM; the plan comes on stdin."""
     folder, length = Path(sys.argv[1]), int(sys.argv[2])
     try:
-        plan = Plan.load(folder)
+        plan = Plan.of_json(sys.stdin.read())
         from dropmatch.evaluation.backends.vllm import VLLM, longest
 
         tasks = tasks_of(plan)
         tokens = longest(plan.target, ((examples, budget) for _, examples, budget in work_of(plan, tasks)))
         backend = VLLM.load(plan.target, plan.draft, length, plan.batch, tokens, plan.dtype)
         cells = [cell for cell in plan.rules if length_of(cell) == length]
-        _run(plan, cells, folder, tasks, backend)
+        _run(plan, cells, Store(folder, plan), tasks, backend)
     except DropMatchError as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from dropmatch.errors import DropMatchError, SettingError
 from dropmatch.evaluation.bench.plan import Plan, TaskChoice, baseline
-from dropmatch.evaluation.bench.runner import Progress
+from dropmatch.evaluation.bench.runner import Progress, examples_of
 from dropmatch.evaluation.bench.store import Store
 from dropmatch.evaluation.judge.endpoint import Endpoint
 from dropmatch.evaluation.judge.judgements import Judge, Judgement, Judgements, digest
@@ -89,7 +89,7 @@ def questions(
     for task, choice in tasks:
         texts = {cell: store.texts(task.name, cell) for cell in dict.fromkeys([*map(baseline, cells), *cells])}
         ids = list(dict.fromkeys(i for said in texts.values() for i in said))
-        prompts = _prompts(task, plan.task(choice).limit, ids) if ids else {}
+        prompts = _prompts(task, plan.task(choice), store, ids) if ids else {}
         for i in ids:
             for shown in _shown(list(texts), kind):
                 if all(i in texts[cell] for cell in shown):
@@ -108,11 +108,11 @@ def _shown(cells: Sequence[str], kind: str) -> list[tuple[str, ...]]:
     return [shown for base, cell in pairs for shown in ((base, cell), (cell, base))]
 
 
-def _prompts(task: Task, limit: int | None, ids: Sequence[str]) -> dict[str, Prompt]:
+def _prompts(task: Task, choice: TaskChoice, store: Store, ids: Sequence[str]) -> dict[str, Prompt]:
     """Prompts of examples, by id."""
-    found = {example.id: example.prompt for example in task.examples(limit)}
-    if limit is not None and any(i not in found for i in ids):  # of a run that had a higher limit
-        found = {example.id: example.prompt for example in task.examples(None)}
+    examples, _ = examples_of(task, choice)
+    store.check_examples(task.name, examples)
+    found = {example.id: example.prompt for example in examples}
     lost = [i for i in ids if i not in found]
     if lost:
         raise SettingError(f"{task.name} has no example {lost[0]!r} any more: restore the data that was benchmarked")

@@ -205,16 +205,18 @@ class HarnessTask:
                 raise SettingError(f"the task {name} also asks how likely texts are, which decodes nothing")
             text, arguments = instance.args[:2]
             prompt: Prompt = json.loads(text) if self.chat else text
-            named = str(instance.doc["id"]) if self._has_ids(task) else f"{name}-{instance.doc_id}"
+            named = str(instance.doc["id"]) if self._has_ids else f"{name}-{instance.doc_id}"
             data = {"task": name, "doc": instance.doc}
             examples.append(Example(named, prompt, stops_of(arguments), budget_of(arguments), data))
         return examples
 
-    def _has_ids(self, task: Any) -> bool:
-        """Whether rows of a file name themselves, each differently."""
-        if self._data is None or "id" not in task.features:
+    @property
+    def _has_ids(self) -> bool:
+        """Whether rows of a file name themselves, each differently, those of all tasks together."""
+        tasks = self._built().values()
+        if self._data is None or any("id" not in task.features for task in tasks):
             return False
-        ids = [str(each) for each in task.task_docs["id"]]
+        ids = [str(each) for task in tasks for each in task.task_docs["id"]]
         return len(set(ids)) == len(ids)
 
     def _settings_of_class(self, config: Config) -> Config:
