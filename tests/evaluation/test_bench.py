@@ -1,82 +1,29 @@
-"""A benchmark end to end on a tiny pair: what is kept, what goes on after a kill, what a crash leaves."""
+"""A benchmark on a tiny pair: what is kept, what a crash leaves, and what is refused."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
+from bench_support import Batched, Words, plan_of, run, write_prompts
 from typer.testing import CliRunner
 
 from dropmatch.cli.app import app
 from dropmatch.errors import SettingError
-from dropmatch.evaluation.backends import Group, Output
+from dropmatch.evaluation.backends import Group
 from dropmatch.evaluation.backends.hf import HuggingFace
 from dropmatch.evaluation.bench import worker
 from dropmatch.evaluation.bench.plan import Plan, options
 from dropmatch.evaluation.bench.report import write_report
 from dropmatch.evaluation.bench.runner import Runner, flat
 from dropmatch.evaluation.bench.store import Store
-from dropmatch.evaluation.bench.summary import best, summarise
-from dropmatch.evaluation.bench.tables import sheets
-from dropmatch.evaluation.statistics import paired
+from dropmatch.evaluation.bench.summary import summarise
 from dropmatch.evaluation.tasks import Example, Prompts
-
-
-class Quiet:
-    """Counts what is done."""
-
-    def __init__(self) -> None:
-        self.measured = self.found = 0
-        self.order: list[str] = []
-
-    def begin(self, what: str) -> None:
-        self.order.append(what)
-
-    def done(self, tokens: int, measured: bool) -> None:
-        self.measured += measured
-        self.found += not measured
-
-
-class Words:
-    """A task whose texts are right if they are at least so long."""
-
-    name, metric = "words", "length"
-
-    def __init__(self, prompts: Sequence[str], tokens: int = 6) -> None:
-        self._prompts, self._tokens = prompts, tokens
-
-    def examples(self, limit: int | None) -> list[Example]:
-        return [Example(str(i), text) for i, text in enumerate(self._prompts)][:limit]
-
-    def score(self, examples: Sequence[Example], texts: Sequence[str]) -> list[float | None]:
-        return [float(len(text.split()) >= self._tokens) for text in texts]
-
-
-@pytest.fixture
-def prompts(tiny: Any) -> list[str]:
-    return [" ".join(f"w{i}" for i in tiny.prompt(seed).tolist()) for seed in range(5)]
-
-
-def plan_of(*rules: str, **more: Any) -> Plan:
-    return Plan.from_values({"target": "tiny", "draft": "tinier", "tasks": ["words"], "rules": list(rules), **more})
-
-
-def run(plan: Plan, folder: Path, backend: Any, task: Any) -> tuple[Store, Quiet]:
-    store, progress = Store(folder, plan), Quiet()
-    store.keep_plan()
-    Runner(plan, plan.rules, [task], backend, store).run(progress)
-    return store, progress
 
 
 def test_a_run_keeps_what_each_cell_says_to_each_example(tiny: Any, prompts: list[str], tmp_path: Path) -> None:
@@ -103,88 +50,6 @@ def test_a_run_keeps_what_each_cell_says_to_each_example(tiny: Any, prompts: lis
     measured = [what.partition(", ")[2] for what in progress.order if re.match(r"words \d", what)]
     assert measured[:4] == list(plan.rules)
     assert measured[4:8] == [*plan.rules[1:], plan.rules[0]]
-
-
-def test_the_summary_is_what_the_records_say(tiny: Any, prompts: list[str], tmp_path: Path) -> None:
-    plan = plan_of("js:p=0.4", max_tokens=20)
-    store, _ = run(plan, tmp_path, HuggingFace(tiny.engine()), Words(prompts, tokens=20))
-    task = summarise(plan, store, {"words": "length"})["tasks"]["words"]
-    for cell in plan.rules:
-        outputs = [store.groups["words", cell, n].outputs[0] for n in range(5)]
-        entry = task["cells"][cell]
-        rounds, accepted = sum(o["rounds"] for o in outputs), sum(o["accepted"] for o in outputs)
-        assert entry["acceptance_length"] == pytest.approx(1 + accepted / rounds)
-        assert entry["score"]["value"] == pytest.approx(sum(len(o["text"].split()) >= 20 for o in outputs) / 5)
-        assert entry["truncated"] == sum(o["finish"] == "length" for o in outputs)
-        first = entry["accepted_by_position"][0]
-        assert first == pytest.approx(sum(n for o in outputs for k, n in o["lengths"].items() if int(k) > 0) / rounds)
-        assert sum(entry["accepted_by_position"]) == pytest.approx(accepted / rounds)
-    speeds = [
-        (a["tokens"] / store.groups["words", "js:p=0.4", n].seconds)
-        / (b["tokens"] / store.groups["words", "strict", n].seconds)
-        for n in range(5)
-        for a, b in [(store.groups["words", cell, n].outputs[0] for cell in ("js:p=0.4", "strict"))]
-    ]
-    assert task["cells"]["js:p=0.4"]["over_strict"]["value"] == pytest.approx(sorted(speeds)[2])
-
-
-def test_a_second_run_does_only_what_is_missing(tiny: Any, prompts: list[str], tmp_path: Path) -> None:
-    backend = HuggingFace(tiny.engine())
-    run(plan_of("js", max_tokens=8, limit=2), tmp_path, backend, Words(prompts))
-    store, progress = run(plan_of("js", "naive", max_tokens=8, limit=3), tmp_path, backend, Words(prompts))
-    assert (progress.measured, progress.found) == (9 - 4, 4)
-    assert len(store.groups) == 9
-    _, again = run(plan_of("js", "naive", max_tokens=8, limit=3), tmp_path, backend, Words(prompts))
-    assert (again.measured, again.found) == (0, 9)
-    assert not any("scoring" in what for what in again.order)
-
-
-@pytest.mark.parametrize("cut", [1, 40, 200])
-def test_a_line_that_was_not_written_out_is_done_again(tiny: Any, prompts: list[str], tmp_path: Path, cut: int) -> None:
-    backend, plan = HuggingFace(tiny.engine()), plan_of("js", max_tokens=8, limit=2)
-    before, _ = run(plan, tmp_path, backend, Words(prompts))
-    records = tmp_path / "records.jsonl"
-    records.write_bytes(records.read_bytes()[:-cut])
-    after, progress = run(plan, tmp_path, backend, Words(prompts))
-    assert (progress.measured, progress.found) == (1, 3)
-    assert {k: [o["text"] for o in g.outputs] for k, g in after.groups.items()} == {
-        k: [o["text"] for o in g.outputs] for k, g in before.groups.items()
-    }
-
-
-class Batched:
-    """A backend of groups of two; it fails where it is told to."""
-
-    name, group = "fake", 2
-
-    def __init__(self, fails: str | None = None) -> None:
-        self.fails = fails
-
-    def check(self, options: Mapping[str, Any]) -> None: ...
-
-    def check_prompts(self, examples: Sequence[Example], max_tokens: int) -> None: ...
-
-    def generate(self, examples: Sequence[Example], options: Mapping[str, Any], max_tokens: int) -> Group:
-        if options["rule"] == self.fails and max_tokens > 8:
-            raise RuntimeError("out of memory")
-        text = "\u2028one\x85two"  # what Unicode takes for line ends is none in JSON lines
-        return Group([Output(text + e.id, 4, "stop", 2, 5, 2, 0, {"exact": 2}, {1: 2}) for e in examples], 0.5)
-
-    def log_likelihoods(self, examples: Sequence[Example], texts: Sequence[str]) -> list[float | None]:
-        return [-1.0] * len(texts)
-
-
-def test_half_a_group_counts_as_none(prompts: list[str], tmp_path: Path) -> None:
-    plan = plan_of("js", max_tokens=20, limit=4)
-    run(plan, tmp_path, Batched(), Words(prompts))
-    records = tmp_path / "records.jsonl"
-    lines = records.read_text().split("\n")[:-1]
-    assert len(lines) == 8
-    records.write_text("\n".join(lines[:-1]) + "\n")
-    store, progress = run(plan, tmp_path, Batched(), Words(prompts))
-    assert (progress.measured, progress.found) == (1, 3)
-    assert len(records.read_text().split("\n")) == 7 + 2 + 1
-    assert len(Store(tmp_path, plan).groups) == len(store.groups) == 4
 
 
 def test_a_cell_that_crashes_leaves_the_others_and_is_reported(prompts: list[str], tmp_path: Path) -> None:
@@ -234,33 +99,6 @@ def test_a_benchmark_of_which_nothing_is_left_ends_with_an_error(
     assert "leave out all options but --out" in found.stderr
 
 
-def test_settings_that_changed_are_refused(prompts: list[str], tmp_path: Path) -> None:
-    run(plan_of("js", max_tokens=8), tmp_path, Batched(), Words(prompts))
-    with pytest.raises(SettingError, match=r"with max_tokens=8, and now it is 9: give another --out"):
-        Store(tmp_path, plan_of("js", max_tokens=9))
-    with pytest.raises(SettingError, match=r"with draft='tinier', and now it is None"):
-        Store(tmp_path, plan_of("js", max_tokens=8, draft=None))
-    with pytest.raises(SettingError, match=r"holds words with data=None, and now it is 'x.jsonl'"):
-        Store(tmp_path, plan_of("js", max_tokens=8, tasks=[{"name": "words", "data": "x.jsonl"}]))
-
-
-class Longer(Words):
-    """The same examples by name, and one of them with another prompt."""
-
-    def examples(self, limit: int | None) -> list[Example]:
-        first, *rest = super().examples(limit)
-        return [replace(first, prompt=f"{first.prompt} w9"), *rest]
-
-
-def test_examples_that_changed_are_refused(tiny: Any, prompts: list[str], tmp_path: Path) -> None:
-    plan, more = plan_of("js", max_tokens=8, limit=3), plan_of("js", "naive", max_tokens=8)
-    run(plan, tmp_path, Batched(), Words(prompts))
-    with pytest.raises(SettingError, match=r"holds texts of words, example 0, for another prompt.*Give another --out"):
-        run(more, tmp_path, Batched(), Longer(prompts))
-    _, progress = run(more, tmp_path, Batched(), Words(prompts))
-    assert (progress.measured, progress.found) == (7, 2)  # the group of one has become one of two
-
-
 def test_examples_of_one_id_are_refused(prompts: list[str], tmp_path: Path) -> None:
     same = Words(prompts)
     same.examples = lambda limit: [Example("a", "w5"), Example("b", "w6"), Example("a", "w7")]  # type: ignore[method-assign]
@@ -283,83 +121,6 @@ def test_a_drafter_without_a_distribution_is_benchmarked(tiny: Any, prompts: lis
         plan_of("naive", max_tokens=8), tmp_path, HuggingFace(tiny.engine(drafter="lookup")), Words(prompts)
     )
     assert (progress.measured, store.failures) == (10, {})
-
-
-def test_the_folder_knows_all_that_was_run(prompts: list[str], tmp_path: Path) -> None:
-    run(plan_of("js", max_tokens=8), tmp_path, Batched(), Words(prompts))
-    run(plan_of("naive", max_tokens=8, limit=2), tmp_path, Batched(), Words(prompts))
-    plan = Plan.load(tmp_path)
-    assert (plan.rules, plan.limit) == (("strict", "js", "naive"), None)
-    cells = summarise(plan, Store(tmp_path, plan), {"words": "length"})["tasks"]["words"]["cells"]
-    assert {name: cell["examples"] for name, cell in cells.items()} == {"strict": 5, "js": 5, "naive": 2}
-
-
-def test_a_text_that_is_decoded_anew_is_scored_anew(prompts: list[str], tmp_path: Path) -> None:
-    class Turned(Batched):
-        def generate(self, examples: Sequence[Example], options: Mapping[str, Any], max_tokens: int) -> Group:
-            group = super().generate(examples, options, max_tokens)
-            return Group([replace(output, text="short") for output in group.outputs], group.seconds)
-
-    first, _ = run(plan_of("js", max_tokens=8, limit=3), tmp_path, Batched(), Words(prompts, tokens=2))
-    assert first.scores["words", "js", "2"] == {"score": 1.0}
-    # the group of one has become one of two, and its text is another
-    second, _ = run(plan_of("js", max_tokens=8), tmp_path, Turned(), Words(prompts, tokens=2))
-    assert (
-        second.scores["words", "js", "2"]
-        == {"score": 0.0}
-        == Store(tmp_path, plan_of("js", max_tokens=8)).scores["words", "js", "2"]
-    )
-    assert second.scores["words", "js", "0"] == {"score": 1.0}
-
-
-def test_speeds_of_several_draft_lengths_are_compared_with_one(prompts: list[str], tmp_path: Path) -> None:
-    class Longer(Batched):
-        """At L=8 strict takes three times as long, and js twice as long as strict at L=5."""
-
-        def generate(self, examples: Sequence[Example], options: Mapping[str, Any], max_tokens: int) -> Group:
-            seconds = {("strict", 5): 1.0, ("strict", 8): 3.0, ("js", 5): 0.8, ("js", 8): 2.0}
-            group = super().generate(examples, options, max_tokens)
-            return Group(group.outputs, seconds[options["rule"], options["draft_length"]])
-
-    plan = plan_of("js", "js:L=8", max_tokens=8)
-    store, _ = run(plan, tmp_path, Longer(), Words(prompts, tokens=1))
-    task = summarise(plan, store, {"words": "length"})["tasks"]["words"]
-    assert task["cells"]["js:L=8"]["over_strict"]["value"] == pytest.approx(1.5)
-    assert task["cells"]["js:L=8"]["over_first"]["value"] == pytest.approx(0.5)
-    assert task["best"] == "js"
-    (sheet,) = sheets({"tasks": {"words": task}})
-    column = sheet.headings.index("speed over strict")
-    shown = {row[0]: row[column : column + 2] for row in sheet.rows}
-    assert shown["strict"] == ("1", "1")
-    assert shown["strict:L=8"][0] == "1"
-    assert shown["strict:L=8"][1].startswith("0.33")
-
-
-def test_a_cell_without_its_strict_one_has_no_speed(prompts: list[str], tmp_path: Path) -> None:
-    class Dead(Batched):
-        def generate(self, examples: Sequence[Example], options: Mapping[str, Any], max_tokens: int) -> Group:
-            if (options["rule"], options["draft_length"]) == ("strict", 8) and max_tokens > 8:
-                raise RuntimeError("gone")
-            return super().generate(examples, options, max_tokens)
-
-    plan = plan_of("js", "js:L=8", max_tokens=20)
-    store, _ = run(plan, tmp_path, Dead(), Words(prompts))
-    task = summarise(plan, store, {"words": "length"})["tasks"]["words"]
-    (sheet,) = sheets({"tasks": {"words": task}})
-    assert {row[0]: row[2] for row in sheet.rows}["js:L=8"] == ""
-
-
-def test_few_losses_are_not_measurable() -> None:
-    entry = asdict(paired([1.0] * 100, [0.0] * 4 + [1.0] * 96))
-    assert entry["difference"]["high"] < 0  # the bootstrap is too sure
-    one = {"value": 1.0, "low": 1.0, "high": 1.0}
-    cells = {
-        "strict": {"rule": {"rule": "strict"}, "over_first": one, "flags": []},
-        "js": {"rule": {"rule": "js"}, "over_first": {**one, "value": 1.2}, "flags": [], "against_strict": entry},
-    }
-    assert best(cells) == "js"
-    cells["js"]["against_strict"] = asdict(paired([1.0] * 100, [0.0] * 8 + [1.0] * 92))
-    assert best(cells) is None
 
 
 def test_prompts_that_cannot_be_had_are_refused_before_the_first_token(tiny: Any, tmp_path: Path) -> None:
@@ -393,15 +154,6 @@ def test_the_budget_is_the_tasks_own_unless_the_plan_is_stricter(
     assert {output["finish"] for output in found} == {"length"}
 
 
-def test_a_damaged_file_is_named_with_its_line(prompts: list[str], tmp_path: Path) -> None:
-    plan = plan_of("js", max_tokens=8)
-    run(plan, tmp_path, Batched(), Words(prompts))
-    records = tmp_path / "records.jsonl"
-    records.write_text("{broken\n" + records.read_text())
-    with pytest.raises(SettingError, match=r"records.jsonl, line 1 is damaged"):
-        Store(tmp_path, plan)
-
-
 def test_a_cell_that_cannot_be_had_is_refused_before_the_first_token(tiny: Any, tmp_path: Path) -> None:
     plan = plan_of("js", "fly:window=6")
     with pytest.raises(SettingError, match=r"fly:window=6: .*draft_length is 5"):
@@ -411,28 +163,6 @@ def test_a_cell_that_cannot_be_had_is_refused_before_the_first_token(tiny: Any, 
             plan_of("js"), ["js"], [Words(["w5"])], HuggingFace(tiny.engine(drafter="lookup")), Store(tmp_path, plan)
         )
     assert not (tmp_path / "records.jsonl").exists()
-
-
-class Looping(Batched):
-    """Fast, and out of order when lossy."""
-
-    def generate(self, examples: Sequence[Example], options: Mapping[str, Any], max_tokens: int) -> Group:
-        group = super().generate(examples, options, max_tokens)
-        if options["rule"] == "strict":
-            return group
-        return Group([Output("so it goes " * 9, 40, "length", 2, 5, 2, 1, {"js": 2}, {1: 2}) for _ in examples], 0.1)
-
-
-def test_a_cell_whose_texts_loop_is_flagged_and_never_the_best(prompts: list[str], tmp_path: Path) -> None:
-    plan = plan_of("js", max_tokens=20)
-    store, _ = run(plan, tmp_path, Looping(), Words(prompts, tokens=1))
-    task = summarise(plan, store, {"words": "length"})["tasks"]["words"]
-    assert task["cells"]["js"]["over_strict"]["value"] > 10
-    assert task["best"] is None
-    assert [flag.split(" are ")[1] for flag in task["cells"]["js"]["flags"]] == [
-        "looping, 0 % of strict's",
-        "cut off, 0 % of strict's",
-    ]
 
 
 def test_the_log_likelihood_is_that_of_the_target(tiny: Any, prompts: list[str]) -> None:
@@ -448,74 +178,9 @@ def test_the_log_likelihood_is_that_of_the_target(tiny: Any, prompts: list[str])
     assert found[1] is None
 
 
-def test_the_reports_open_by_themselves(prompts: list[str], tmp_path: Path) -> None:
-    plan = plan_of("js:sampled", "js:sampled:L=8", "naive", max_tokens=20, seeds=[0, 1])
-    store, _ = run(plan, tmp_path, Batched(), Words(prompts))
-    write_report(plan, store, {"words": "length"})
-    page = (tmp_path / "report.html").read_text()
-    assert not re.search(r'(?:src|href)="(?!#)', page.replace("xlink:href", "href"))
-    assert not re.search(r"@import|url\((?!#)", page)
-    assert page.count("<table>") == 2
-    assert "js:verdict=sampled:mask_seed=1" in page
-    drawn = sorted(tmp_path.glob("*.svg"))
-    pytest.importorskip("matplotlib")
-    assert len(drawn) == 4 == page.count("<svg")
-    for path in drawn:
-        ElementTree.parse(path)
-    summary = json.loads((tmp_path / "report.json").read_text())
-    assert summary["tasks"]["words"]["seeds"]["js:verdict=sampled"]["seeds"] == 2
-
-
 def test_flat_options_are_the_engines() -> None:
     assert flat("naive:p=0.2:L=3")["dropout"] == 0.2
     assert flat("naive:p=0.2:L=3")["draft_length"] == 3
-
-
-def write_prompts(path: Path, count: int) -> Path:
-    path.write_text("".join(json.dumps({"prompt": f"w{20 + i} w7 w9"}) + "\n" for i in range(count)))
-    return path
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    from cli.cli_support import build_pair
-
-    return build_pair(tmp_path_factory.mktemp("models"))
-
-
-def command(folders: Any, tmp_path: Path, *more: str) -> list[str]:
-    prompts = write_prompts(tmp_path / "prompts.jsonl", 30)
-    return [
-        sys.executable, "-m", "dropmatch.cli", "bench", "--task", str(prompts), "--rules", "js:p=0.1,naive",
-        "--max-tokens", "60", "--raw", "--out", str(tmp_path / "out"), *folders.args(), *more,
-    ]  # fmt: skip
-
-
-def test_a_killed_benchmark_goes_on_where_it_was(folders: Any, tmp_path: Path) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    first = subprocess.Popen(command(folders, tmp_path), env=environment, stderr=subprocess.PIPE)
-    records = tmp_path / "out" / "records.jsonl"
-    deadline = time.monotonic() + 60
-    while not (records.exists() and records.read_text().count("\n") >= 10):
-        assert time.monotonic() < deadline
-        assert first.poll() is None, first.stderr.read()  # type: ignore[union-attr]
-        time.sleep(0.05)
-    first.send_signal(signal.SIGKILL)
-    first.wait()
-    done = records.read_text().count("\n")
-    assert done < 90
-    second = subprocess.run(command(folders, tmp_path), env=environment, capture_output=True, text=True)
-    assert second.returncode == 0, second.stderr
-    lines = [json.loads(line) for line in records.read_text().splitlines()]
-    assert len(lines) == 90 == len({(line["cell"], line["id"]) for line in lines})
-    assert "90 of 90 groups of cells" in second.stderr
-    for name in ("report.html", "report.json", "report.md"):
-        assert (tmp_path / "out" / name).stat().st_size > 500
-    third = subprocess.run(
-        command(folders, tmp_path, "--max-tokens", "7"), env=environment, capture_output=True, text=True
-    )
-    assert third.returncode == 2
-    assert "with max_tokens=60, and now it is 7" in third.stderr
 
 
 @pytest.mark.parametrize(

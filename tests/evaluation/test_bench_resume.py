@@ -1,0 +1,167 @@
+"""Benchmarks that go on where they were: after a kill, with more to run, with what has changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench_support import Batched, Words, plan_of, run, write_prompts
+
+from dropmatch.errors import SettingError
+from dropmatch.evaluation.backends import Group
+from dropmatch.evaluation.backends.hf import HuggingFace
+from dropmatch.evaluation.bench.plan import Plan
+from dropmatch.evaluation.bench.store import Store
+from dropmatch.evaluation.bench.summary import summarise
+from dropmatch.evaluation.tasks import Example
+
+
+def test_a_second_run_does_only_what_is_missing(tiny: Any, prompts: list[str], tmp_path: Path) -> None:
+    backend = HuggingFace(tiny.engine())
+    run(plan_of("js", max_tokens=8, limit=2), tmp_path, backend, Words(prompts))
+    store, progress = run(plan_of("js", "naive", max_tokens=8, limit=3), tmp_path, backend, Words(prompts))
+    assert (progress.measured, progress.found) == (9 - 4, 4)
+    assert len(store.groups) == 9
+    _, again = run(plan_of("js", "naive", max_tokens=8, limit=3), tmp_path, backend, Words(prompts))
+    assert (again.measured, again.found) == (0, 9)
+    assert not any("scoring" in what for what in again.order)
+
+
+@pytest.mark.parametrize("cut", [1, 40, 200])
+def test_a_line_that_was_not_written_out_is_done_again(tiny: Any, prompts: list[str], tmp_path: Path, cut: int) -> None:
+    backend, plan = HuggingFace(tiny.engine()), plan_of("js", max_tokens=8, limit=2)
+    before, _ = run(plan, tmp_path, backend, Words(prompts))
+    records = tmp_path / "records.jsonl"
+    records.write_bytes(records.read_bytes()[:-cut])
+    after, progress = run(plan, tmp_path, backend, Words(prompts))
+    assert (progress.measured, progress.found) == (1, 3)
+    assert {k: [o["text"] for o in g.outputs] for k, g in after.groups.items()} == {
+        k: [o["text"] for o in g.outputs] for k, g in before.groups.items()
+    }
+
+
+def test_half_a_group_counts_as_none(prompts: list[str], tmp_path: Path) -> None:
+    plan = plan_of("js", max_tokens=20, limit=4)
+    run(plan, tmp_path, Batched(), Words(prompts))
+    records = tmp_path / "records.jsonl"
+    lines = records.read_text().split("\n")[:-1]
+    assert len(lines) == 8
+    records.write_text("\n".join(lines[:-1]) + "\n")
+    store, progress = run(plan, tmp_path, Batched(), Words(prompts))
+    assert (progress.measured, progress.found) == (1, 3)
+    assert len(records.read_text().split("\n")) == 7 + 2 + 1
+    assert len(Store(tmp_path, plan).groups) == len(store.groups) == 4
+
+
+def test_settings_that_changed_are_refused(prompts: list[str], tmp_path: Path) -> None:
+    run(plan_of("js", max_tokens=8), tmp_path, Batched(), Words(prompts))
+    with pytest.raises(SettingError, match=r"with max_tokens=8, and now it is 9: give another --out"):
+        Store(tmp_path, plan_of("js", max_tokens=9))
+    with pytest.raises(SettingError, match=r"with draft='tinier', and now it is None"):
+        Store(tmp_path, plan_of("js", max_tokens=8, draft=None))
+    with pytest.raises(SettingError, match=r"holds words with data=None, and now it is 'x.jsonl'"):
+        Store(tmp_path, plan_of("js", max_tokens=8, tasks=[{"name": "words", "data": "x.jsonl"}]))
+
+
+class Longer(Words):
+    """The same examples by name, and one of them with another prompt."""
+
+    def examples(self, limit: int | None) -> list[Example]:
+        first, *rest = super().examples(limit)
+        return [replace(first, prompt=f"{first.prompt} w9"), *rest]
+
+
+def test_examples_that_changed_are_refused(tiny: Any, prompts: list[str], tmp_path: Path) -> None:
+    plan, more = plan_of("js", max_tokens=8, limit=3), plan_of("js", "naive", max_tokens=8)
+    run(plan, tmp_path, Batched(), Words(prompts))
+    with pytest.raises(SettingError, match=r"holds texts of words, example 0, for another prompt.*Give another --out"):
+        run(more, tmp_path, Batched(), Longer(prompts))
+    _, progress = run(more, tmp_path, Batched(), Words(prompts))
+    assert (progress.measured, progress.found) == (7, 2)  # the group of one has become one of two
+
+
+def test_the_folder_knows_all_that_was_run(prompts: list[str], tmp_path: Path) -> None:
+    run(plan_of("js", max_tokens=8), tmp_path, Batched(), Words(prompts))
+    run(plan_of("naive", max_tokens=8, limit=2), tmp_path, Batched(), Words(prompts))
+    plan = Plan.load(tmp_path)
+    assert (plan.rules, plan.limit) == (("strict", "js", "naive"), None)
+    cells = summarise(plan, Store(tmp_path, plan), {"words": "length"})["tasks"]["words"]["cells"]
+    assert {name: cell["examples"] for name, cell in cells.items()} == {"strict": 5, "js": 5, "naive": 2}
+
+
+def test_a_text_that_is_decoded_anew_is_scored_anew(prompts: list[str], tmp_path: Path) -> None:
+    class Turned(Batched):
+        def generate(self, examples: Sequence[Example], options: Mapping[str, Any], max_tokens: int) -> Group:
+            group = super().generate(examples, options, max_tokens)
+            return Group([replace(output, text="short") for output in group.outputs], group.seconds)
+
+    first, _ = run(plan_of("js", max_tokens=8, limit=3), tmp_path, Batched(), Words(prompts, tokens=2))
+    assert first.scores["words", "js", "2"] == {"score": 1.0}
+    # the group of one has become one of two, and its text is another
+    second, _ = run(plan_of("js", max_tokens=8), tmp_path, Turned(), Words(prompts, tokens=2))
+    assert (
+        second.scores["words", "js", "2"]
+        == {"score": 0.0}
+        == Store(tmp_path, plan_of("js", max_tokens=8)).scores["words", "js", "2"]
+    )
+    assert second.scores["words", "js", "0"] == {"score": 1.0}
+
+
+def test_a_damaged_file_is_named_with_its_line(prompts: list[str], tmp_path: Path) -> None:
+    plan = plan_of("js", max_tokens=8)
+    run(plan, tmp_path, Batched(), Words(prompts))
+    records = tmp_path / "records.jsonl"
+    records.write_text("{broken\n" + records.read_text())
+    with pytest.raises(SettingError, match=r"records.jsonl, line 1 is damaged"):
+        Store(tmp_path, plan)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from cli.cli_support import build_pair
+
+    return build_pair(tmp_path_factory.mktemp("models"))
+
+
+def command(folders: Any, tmp_path: Path, *more: str) -> list[str]:
+    prompts = write_prompts(tmp_path / "prompts.jsonl", 30)
+    return [
+        sys.executable, "-m", "dropmatch.cli", "bench", "--task", str(prompts), "--rules", "js:p=0.1,naive",
+        "--max-tokens", "60", "--raw", "--out", str(tmp_path / "out"), *folders.args(), *more,
+    ]  # fmt: skip
+
+
+def test_a_killed_benchmark_goes_on_where_it_was(folders: Any, tmp_path: Path) -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    first = subprocess.Popen(command(folders, tmp_path), env=environment, stderr=subprocess.PIPE)
+    records = tmp_path / "out" / "records.jsonl"
+    deadline = time.monotonic() + 60
+    while not (records.exists() and records.read_text().count("\n") >= 10):
+        assert time.monotonic() < deadline
+        assert first.poll() is None, first.stderr.read()  # type: ignore[union-attr]
+        time.sleep(0.05)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    done = records.read_text().count("\n")
+    assert done < 90
+    second = subprocess.run(command(folders, tmp_path), env=environment, capture_output=True, text=True)
+    assert second.returncode == 0, second.stderr
+    lines = [json.loads(line) for line in records.read_text().splitlines()]
+    assert len(lines) == 90 == len({(line["cell"], line["id"]) for line in lines})
+    assert "90 of 90 groups of cells" in second.stderr
+    for name in ("report.html", "report.json", "report.md"):
+        assert (tmp_path / "out" / name).stat().st_size > 500
+    third = subprocess.run(
+        command(folders, tmp_path, "--max-tokens", "7"), env=environment, capture_output=True, text=True
+    )
+    assert third.returncode == 2
+    assert "with max_tokens=60, and now it is 7" in third.stderr
