@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from dropmatch.config import AcceptanceConfig
 from dropmatch.drafting import DraftModel, PromptLookup
 from dropmatch.errors import SettingError
 from dropmatch.evaluation.lab import Record, Recorder, compare, replay, settings_of
+from dropmatch.evaluation.lab import recorder as recorder_module
 from dropmatch.rule_text import parse_rule
 
 VOCAB = 1500  # larger than what a record keeps
@@ -193,6 +195,26 @@ def test_a_drafter_without_distribution_leaves_the_rules_that_need_none(tiny: An
         replay(record, AcceptanceConfig(rule))
     with pytest.raises(SettingError, match="'js' compares distributions"):
         replay(record, AcceptanceConfig("js"))
+
+
+def test_ctrl_c_within_a_draft_leaves_the_drafts_before_it(
+    tiny: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = itertools.count()
+
+    class Interrupted(recorder_module.Vocabulary):
+        def split(self, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            if next(calls) == 9:
+                raise KeyboardInterrupt
+            return super().split(token_ids)
+
+    monkeypatch.setattr(recorder_module, "Vocabulary", Interrupted)
+    recorder = Recorder(engine, tokens=64)
+    with pytest.raises(KeyboardInterrupt):
+        run(engine, recorder, [tiny.prompt(3, 12, VOCAB)], rule="strict")
+    record = recorder.record()
+    assert len(record) == int(record.tensors["row"].max()) + 1 == len(record.about["contexts"]) > 0
+    replay(record, AcceptanceConfig("naive"))
 
 
 def test_what_is_no_record_is_refused(tmp_path: Path, engine: Engine) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +22,21 @@ HEAD_TOKENS = 64  # Gaussian heads can be made for so many of the target's likel
 CONTEXT = 24  # tokens of text before a row, to read it by
 
 
+@dataclass(frozen=True)
+class _Draft:
+    """What is kept of one draft of n tokens, m of them mismatches.
+
+    Attributes:
+        exact: [n] bool.
+        rows: of the mismatches, by name: m rows each.
+        contexts: m texts.
+    """
+
+    exact: Tensor
+    rows: dict[str, Tensor]
+    contexts: list[str]
+
+
 class Recorder:
     """An observer of decoding, for `Engine.stream(..., observer=recorder)`.
 
@@ -37,17 +53,14 @@ class Recorder:
         if tokens < HEAD_TOKENS:
             raise SettingError(f"a record keeps at least {HEAD_TOKENS} tokens a row, got {tokens}")
         self._engine, self._tokens, self._dropout_heads = engine, tokens, dropout_heads
-        self._rows: list[dict[str, Tensor]] = []
-        self._drafts: list[dict[str, Tensor]] = []
+        self._drafts: list[_Draft] = []
         self._head_ids: set[int] = set()
-        self._contexts: list[str] = []
-        self._count = 0
         self._draft_vocab: int | None = None
         self._sequence: list[int] = []  # the text so far, prompt included
 
     def __len__(self) -> int:
         """Mismatches so far."""
-        return self._count
+        return sum(len(draft.contexts) for draft in self._drafts)
 
     def begin(self, prompt: Tensor) -> None:
         """A generation begins; prompt: [T] ids."""
@@ -59,20 +72,14 @@ class Recorder:
 
     def __call__(self, evidence: Evidence, exact: Tensor) -> None:
         """Keep one draft of n tokens; exact: [n] bool."""
-        followed, remaining = following(exact)
         index = (~exact).nonzero().flatten()  # [m]
-        row = torch.full(exact.shape, -1, dtype=torch.int32)
-        row[index.cpu()] = torch.arange(self._count, self._count + len(index), dtype=torch.int32)
-        block = torch.full(exact.shape, len(self._drafts), dtype=torch.int32)
-        self._drafts.append({"block": block, "exact": exact.cpu(), "row": row})
-        if not len(index):
-            return
-        self._count += len(index)
-        self._rows.append(self._kept(evidence.rows(index)) | _small(evidence, followed, remaining, index))
-        tokenizer, drafted = self._engine.tokenizer, evidence.draft_tokens.tolist()
-        for place in index.tolist():
-            before = (self._sequence + drafted[:place])[-CONTEXT:]
-            self._contexts.append(tokenizer.decode(before))
+        rows, contexts = dict[str, Tensor](), list[str]()
+        if len(index):
+            rows = self._kept(evidence.rows(index)) | _small(evidence, *following(exact), index)
+            drafted = evidence.draft_tokens.tolist()
+            contexts = [self._context(drafted[:place]) for place in index.tolist()]
+        # last and at once: Ctrl-C may come anywhere before
+        self._drafts.append(_Draft(exact.cpu(), rows, contexts))
 
     def record(self, **about: Any) -> Record:
         """What was recorded.
@@ -83,10 +90,11 @@ class Recorder:
         Raises:
             SettingError: no draft differed from the target.
         """
-        if not self._count:
+        if not len(self):
             raise SettingError("there is nothing to record: no draft token differed from the target's")
-        tensors = {name: torch.cat([d[name] for d in self._drafts]) for name in ("block", "exact", "row")}
-        tensors |= {name: torch.cat([row[name] for row in self._rows]) for name in self._rows[0]}
+        tensors = _places([draft.exact for draft in self._drafts])
+        kept = [draft.rows for draft in self._drafts if draft.rows]
+        tensors |= {name: torch.cat([rows[name] for rows in kept]) for name in kept[0]}
         head = self._engine.head
         ids = torch.tensor(sorted(self._head_ids))
         if head.can_gather:
@@ -108,10 +116,14 @@ class Recorder:
                 "scale": head.finish.scale,
                 "cap": head.finish.cap,
                 "texts": {str(token): self._engine.tokenizer.decode([token]) for token in sorted(judged)},
-                "contexts": self._contexts,
+                "contexts": [context for draft in self._drafts for context in draft.contexts],
                 "versions": versions(),
             },
         )
+
+    def _context(self, drafted: list[int]) -> str:
+        """What stands before a draft token."""
+        return self._engine.tokenizer.decode((self._sequence + drafted)[-CONTEXT:])
 
     def _kept(self, rows: Evidence) -> dict[str, Tensor]:
         """What is kept of m mismatches."""
@@ -135,6 +147,14 @@ class Recorder:
             self._draft_vocab = rows.draft_logits.shape[1]
             kept |= {"draft": draft.to(rows.draft_logits.dtype), "draft_rest": draft_rest}
         return {name: value.cpu() for name, value in kept.items()}
+
+
+def _places(drafts: list[Tensor]) -> dict[str, Tensor]:
+    """Where each of the R draft tokens stands: its draft, and its row if it is a mismatch; drafts: [n] bool each."""
+    exact = torch.cat(drafts)
+    block = torch.arange(len(drafts)).repeat_interleave(torch.tensor([len(draft) for draft in drafts]))
+    row = torch.where(exact, -1, (~exact).cumsum(0) - 1)
+    return {"block": block.int(), "exact": exact, "row": row.int()}
 
 
 def _small(evidence: Evidence, followed: Tensor, remaining: Tensor, index: Tensor) -> dict[str, Tensor]:
