@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from cli_support import Pair
 
+from dropmatch import Engine
 from dropmatch.config import AcceptanceConfig
 from dropmatch.evaluation.lab import Record, Recorder, replay
 
@@ -55,3 +56,15 @@ def test_ctrl_c_keeps_the_rounds_that_are_done(
     assert f"{len(record)} rows of {record.blocks} rounds on {record.about['prompts']} prompts" in result.stderr
     assert len(record) == len(record.about["contexts"]) > 0
     replay(record, AcceptanceConfig("naive"))
+
+
+def test_what_stands_behind_the_end_of_a_text_is_left_out(
+    run: Run, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Engine, "eos_token_ids", lambda self: frozenset(range(5, 160, 7)))
+    out = tmp_path / "out.safetensors"
+    prompts = write_prompts(tmp_path / "prompts.jsonl", *(f"w{i}" for i in range(10, 30)))
+    result = run("record", str(out), "--prompts", str(prompts), "--max-tokens", "200", *pair.args())
+    assert result.exit_code == 0, result.exception
+    sizes = Record.load(out).tensors["block"].bincount()
+    assert 1 <= int(sizes.min()) < int(sizes.max()) == 5

@@ -124,6 +124,7 @@ def record(
                 for block in stream:
                     recorder.add([token.id for token in block])
                     display.add(len(block))
+                recorder.end()
                 display.end(stream.result)
                 done += 1
                 if rows is not None and len(recorder) >= rows:

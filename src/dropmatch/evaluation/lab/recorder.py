@@ -36,9 +36,18 @@ class _Draft:
     rows: dict[str, Tensor]
     contexts: list[str]
 
+    def first(self, count: int) -> _Draft:
+        """Its first tokens."""
+        exact = self.exact[:count]
+        m = int((~exact).sum())
+        return _Draft(exact, {name: value[:m] for name, value in self.rows.items()}, self.contexts[:m])
+
 
 class Recorder:
     """An observer of decoding, for `Engine.stream(..., observer=recorder)`.
+
+    It is told of each generation by `begin`, `add` after each round, and `end` unless it was left before its end. Of
+    drafts it keeps what `Statistics` counts.
 
     Args:
         engine: whose rounds are recorded.
@@ -53,10 +62,16 @@ class Recorder:
         if tokens < HEAD_TOKENS:
             raise SettingError(f"a record keeps at least {HEAD_TOKENS} tokens a row, got {tokens}")
         self._engine, self._tokens, self._dropout_heads = engine, tokens, dropout_heads
-        self._drafts: list[_Draft] = []
+        self._rounds: list[_Draft | None] = []  # None: nothing was drafted
+        self._draft: _Draft | None = None  # of the round that runs
+        self._committed = 0  # tokens of the last round
         self._head_ids: set[int] = set()
         self._draft_vocab: int | None = None
         self._sequence: list[int] = []  # the text so far, prompt included
+
+    @property
+    def _drafts(self) -> list[_Draft]:
+        return [draft for draft in self._rounds if draft is not None]
 
     def __len__(self) -> int:
         """Mismatches so far."""
@@ -64,14 +79,22 @@ class Recorder:
 
     def begin(self, prompt: Tensor) -> None:
         """A generation begins; prompt: [T] ids."""
-        self._sequence = prompt.tolist()
+        self._sequence, self._draft = prompt.tolist(), None
 
     def add(self, tokens: list[int]) -> None:
-        """A round has committed tokens."""
+        """A round has committed tokens: its draft is kept."""
+        self._rounds.append(self._draft)
+        self._draft, self._committed = None, len(tokens)
         self._sequence += tokens
 
+    def end(self) -> None:
+        """The text has ended: what the last draft has behind its end is no part of it."""
+        last = self._rounds[-1]
+        if last is not None:
+            self._rounds[-1] = last.first(self._committed)
+
     def __call__(self, evidence: Evidence, exact: Tensor) -> None:
-        """Keep one draft of n tokens; exact: [n] bool."""
+        """One draft of n tokens; exact: [n] bool."""
         index = (~exact).nonzero().flatten()  # [m]
         rows, contexts = dict[str, Tensor](), list[str]()
         if len(index):
@@ -79,7 +102,7 @@ class Recorder:
             drafted = evidence.draft_tokens.tolist()
             contexts = [self._context(drafted[:place]) for place in index.tolist()]
         # last and at once: Ctrl-C may come anywhere before
-        self._drafts.append(_Draft(exact.cpu(), rows, contexts))
+        self._draft = _Draft(exact.cpu(), rows, contexts)
 
     def record(self, **about: Any) -> Record:
         """What was recorded.
@@ -92,8 +115,9 @@ class Recorder:
         """
         if not len(self):
             raise SettingError("there is nothing to record: no draft token differed from the target's")
-        tensors = _places([draft.exact for draft in self._drafts])
-        kept = [draft.rows for draft in self._drafts if draft.rows]
+        drafts = self._drafts
+        tensors = _places([draft.exact for draft in drafts])
+        kept = [draft.rows for draft in drafts if draft.rows]
         tensors |= {name: torch.cat([rows[name] for rows in kept]) for name in kept[0]}
         head = self._engine.head
         ids = torch.tensor(sorted(self._head_ids))
@@ -102,7 +126,6 @@ class Recorder:
             tensors |= {"head_ids": ids.int(), "head_rows": rows[0].cpu()}
             tensors |= {} if bias is None else {"head_bias": bias[0].cpu()}
         judged = {*tensors["draft_tokens"].tolist(), *tensors["clean_tokens"].tolist()}
-        draft = self._engine.drafter
         return Record(
             tensors,
             {
@@ -112,11 +135,11 @@ class Recorder:
                 "tokens": min(self._tokens, head.vocab_size),
                 "head_tokens": min(HEAD_TOKENS, head.vocab_size),
                 "dropout_heads": self._dropout_heads,
-                "drafter": type(draft).__name__,
+                "drafter": type(self._engine.drafter).__name__,
                 "scale": head.finish.scale,
                 "cap": head.finish.cap,
                 "texts": {str(token): self._engine.tokenizer.decode([token]) for token in sorted(judged)},
-                "contexts": [context for draft in self._drafts for context in draft.contexts],
+                "contexts": [context for draft in drafts for context in draft.contexts],
                 "versions": versions(),
             },
         )
