@@ -95,6 +95,13 @@ def test_scores_of_different_examples_are_refused(base: list[float], other: list
         ("def f(x):\n    return x\n\n\nprint(f(1))", False),
         ("1 2 3 4 5 6 7 8 9 10", False),
         ("the the end", False),
+        ("The answer is 1000000000000", False),
+        ("It costs $1,000,000,000,000", False),
+        ("A third is 0.333333333333333", False),
+        ("The end\n--------------", False),
+        ("The end\n" + "-" * 40, True),
+        ("It costs $1" + ",000" * 12, True),
+        ("print(f(1));" * 4, True),
     ],
 )
 def test_a_text_that_repeats_itself_at_its_end_loops(text: str, expected: bool) -> None:
