@@ -7,7 +7,6 @@ scores.jsonl has what was found out about the texts afterwards.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -19,7 +18,7 @@ from dropmatch.errors import SettingError
 from dropmatch.evaluation.backends import Group
 from dropmatch.evaluation.bench.lines import append_lines, read_lines
 from dropmatch.evaluation.bench.plan import Plan
-from dropmatch.evaluation.tasks import Example
+from dropmatch.evaluation.tasks import Example, digest
 
 GROWS = ("tasks", "rules", "limit", "log_likelihood")  # a plan may ask for more of these later
 Key = tuple[str, str, int]  # task, cell, group
@@ -145,12 +144,6 @@ class Store:
                 self.groups[key] = Timed(ids, lines, lines[-1]["group_seconds"], prompts)
         for line in read_lines(self.folder / "scores.jsonl"):
             self.scores[line["task"], line["cell"], line["id"]][line["name"]] = line["value"]
-
-
-def digest(example: Example) -> str:
-    """Of what decides about an example's text beside the plan."""
-    what = json.dumps([example.prompt, example.stop, example.max_tokens], sort_keys=True)
-    return hashlib.sha256(what.encode()).hexdigest()[:16]
 
 
 def _read_json(path: Path) -> dict[str, Any]:
