@@ -326,6 +326,23 @@ def test_the_reports_open_by_themselves(prompts: list[str], tmp_path: Path) -> N
     assert summary["tasks"]["words"]["seeds"]["js:verdict=sampled"]["seeds"] == 2
 
 
+def test_tasks_of_any_name_have_figures_of_their_own(prompts: list[str], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    names = ["データ/一", "データ/二", "data/2", "data 2"]
+    tasks = [Words(prompts) for _ in names]
+    for task, name in zip(tasks, names, strict=True):
+        task.name = name
+    plan = plan_of("js", max_tokens=20, tasks=names)
+    store = Store(tmp_path, plan)
+    Runner(plan, plan.rules, tasks, Batched(), store).run(Quiet())
+    write_report(plan, store, dict.fromkeys(names, "length"))
+    links = re.findall(r"!\[(.+): (.+)\]\((.+)\)", (tmp_path / "report.md").read_text())
+    assert {name for name, _, _ in links} == set(names)
+    files = [file for _, _, file in links]
+    assert len(set(files)) == len(links) == len(list(tmp_path.glob("*.svg")))
+    assert "data-2-speed-and-quality.svg" in files
+
+
 def test_flat_options_are_the_engines() -> None:
     assert flat("naive:p=0.2:L=3")["dropout"] == 0.2
     assert flat("naive:p=0.2:L=3")["draft_length"] == 3
