@@ -188,7 +188,7 @@ def test_a_template_that_refuses_is_an_error_line(run: Run, pair: Pair) -> None:
     result = run("generate", "w13", *args)
     assert result.exit_code == 2
     assert result.stderr.startswith("error: the model's chat template refuses")
-    assert "unlucky" in result.stderr
+    assert "(unlucky): pass prompts as text, on the command line with --raw" in result.stderr
 
 
 def test_logprobs_are_negative_and_in_the_summary(run: Run, pair: Pair) -> None:

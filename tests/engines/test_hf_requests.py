@@ -344,6 +344,21 @@ def test_prompts_are_refused_before_the_first_token(tiny: Any) -> None:
     assert len(result.token_ids) == 6
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}{% endfor %}",
+        "{{ 'no system' + 1 }}",
+        "no end {{ messages",
+    ],
+)
+def test_a_template_that_refuses_messages_is_a_refused_request(tiny: Any, template: str) -> None:
+    engine = tiny.engine()
+    engine.tokenizer.chat_template = template
+    with pytest.raises(SettingError, match=r"template refuses these messages \(.+\): pass prompts as text, .*--raw"):
+        engine.stream([{"role": "system", "content": "w5"}, {"role": "user", "content": "w6"}])
+
+
 def test_text_and_messages_and_ids_are_the_same_prompt(tiny: Any) -> None:
     engine = tiny.engine()
     engine.tokenizer.chat_template = "{% for m in messages %}w9 {{ m.content }} {% endfor %}w8"

@@ -11,11 +11,13 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from bench_support import Batched, Words, plan_of, run
+from bench_support import Batched, Quiet, Words, plan_of, run
 
 from dropmatch.evaluation.backends import Group, Output
 from dropmatch.evaluation.backends.hf import HuggingFace
 from dropmatch.evaluation.bench.report import write_report
+from dropmatch.evaluation.bench.runner import Runner
+from dropmatch.evaluation.bench.store import Store
 from dropmatch.evaluation.bench.summary import best, summarise
 from dropmatch.evaluation.bench.tables import sheets
 from dropmatch.evaluation.statistics import paired
@@ -133,3 +135,20 @@ def test_the_reports_open_by_themselves(prompts: list[str], tmp_path: Path) -> N
         ElementTree.parse(path)
     summary = json.loads((tmp_path / "report.json").read_text())
     assert summary["tasks"]["words"]["seeds"]["js:verdict=sampled"]["seeds"] == 2
+
+
+def test_tasks_of_any_name_have_figures_of_their_own(prompts: list[str], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    names = ["データ/一", "データ/二", "data/2", "data 2"]
+    tasks = [Words(prompts) for _ in names]
+    for task, name in zip(tasks, names, strict=True):
+        task.name = name
+    plan = plan_of("js", max_tokens=20, tasks=names)
+    store = Store(tmp_path, plan)
+    Runner(plan, plan.rules, tasks, Batched(), store).run(Quiet())
+    write_report(plan, store, dict.fromkeys(names, "length"))
+    links = re.findall(r"!\[(.+): (.+)\]\((.+)\)", (tmp_path / "report.md").read_text())
+    assert {name for name, _, _ in links} == set(names)
+    files = [file for _, _, file in links]
+    assert len(set(files)) == len(links) == len(list(tmp_path.glob("*.svg")))
+    assert "data-2-speed-and-quality.svg" in files

@@ -128,6 +128,16 @@ def test_files_stand_for_the_tasks_of_a_group(
     assert seen["mmlu_anatomy_generative"].doc_to_target(seen["mmlu_anatomy_generative"].eval_docs[1]) == "D"
 
 
+def test_rows_of_no_task_of_a_group_are_refused(run: Run, tmp_path: Path) -> None:
+    rows = mmlu_rows()
+    rows[2]["meta"]["subject"] = "astrology"
+    mmlu = write(tmp_path / "mmlu.jsonl", rows)
+    found = run("--tasks", "mmlu_generative", "--data", str(mmlu), "--num_fewshot", "0", "--model_args", "target=t")
+    assert found.exit_code == 2, found.output
+    assert f"{mmlu}, line 3: no task here is of the subject 'astrology'" in found.stderr
+    assert "there are abstract_algebra, anatomy, astronomy, " in found.stderr
+
+
 USES: dict[str, tuple[list[str], str]] = {
     "no such task": (["--tasks", "gsm8k_cott"], "no task 'gsm8k_cott'; did you mean gsm8k_cot"),
     "no task": (["--model_args", "target=t,draft=d"], "No tasks specified"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,14 @@ ROWS: dict[str, tuple[str, list[dict[str, Any]], str]] = {
         [{"question": "Q", "choices": ["a"] * 4, "answer": "A", "subject": "law"}],
         "no row is of the task",
     ),
+    "subject of no task": (
+        "mmlu_generative",
+        [
+            {"question": "Q", "choices": ["a"] * 4, "answer": "A", "subject": subject}
+            for subject in ("anatomy", "astrology")
+        ],
+        "line 2: no task here is of the subject 'astrology'.*there are abstract_algebra, anatomy, ",
+    ),
     "kwargs": (
         "ifeval",
         [{"key": 1, "prompt": "Q", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}, {}]}],
@@ -245,6 +254,15 @@ def test_a_file_without_rows(tmp_path: Path) -> None:
         HarnessTask("gsm8k_cot", tmp_path / "broken.jsonl").examples(None)
     with pytest.raises(SettingError, match="cannot read"):
         HarnessTask("gsm8k_cot", tmp_path / "none.jsonl").examples(None)
+
+
+def test_a_file_may_be_packed(gsm8k: Path, tmp_path: Path) -> None:
+    packed = tmp_path / "packed.jsonl.gz"
+    packed.write_bytes(gzip.compress(gsm8k.read_bytes()))
+    assert HarnessTask("gsm8k_cot", packed).examples(None) == HarnessTask("gsm8k_cot", gsm8k).examples(None)
+    packed.write_bytes(gzip.compress(b'{"question": "How many?", "answer": "1"}\n\n{"question": "Why?"}\n'))
+    with pytest.raises(SettingError, match=r"packed.jsonl.gz, line 3: the field 'answer' is missing"):
+        HarnessTask("gsm8k_cot", packed).examples(None)
 
 
 def test_a_hub_that_does_not_answer_is_one_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

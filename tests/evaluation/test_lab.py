@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from dropmatch.config import AcceptanceConfig
 from dropmatch.drafting import DraftModel, PromptLookup
 from dropmatch.errors import SettingError
 from dropmatch.evaluation.lab import Record, Recorder, compare, replay, settings_of
+from dropmatch.evaluation.lab import recorder as recorder_module
 from dropmatch.rule_text import parse_rule
 
 VOCAB = 1500  # larger than what a record keeps
@@ -42,14 +45,16 @@ def engine(tiny: Any) -> Engine:
 
 
 def run(engine: Engine, recorder: Recorder, prompts: list[torch.Tensor], **options: Any) -> list[list[Any]]:
-    """Decode and record: the trace of every round."""
+    """Decode and record: the trace of every round, as far as it is part of the text."""
     rounds: list[list[Any]] = []
     for seed, prompt in enumerate(prompts):
         recorder.begin(prompt)
         stream = engine.stream(prompt, trace=True, observer=recorder, seed=seed, **{"max_tokens": 50, **options})
         for tokens in stream:
             recorder.add([token.id for token in tokens])
-        rounds += [entries for entries in stream.trace if entries]
+        recorder.end()
+        *before, last = stream.trace
+        rounds += [entries for entries in [*before, last[: len(tokens)]] if entries]
     return rounds
 
 
@@ -107,6 +112,41 @@ def test_what_becomes_of_the_drafts_is_what_happened(recorded: tuple[Record, lis
             lengths.append(length)
         assert found.lengths.tolist() == lengths
         assert found.reached.tolist() == reached
+
+
+@pytest.mark.parametrize("text", ["strict", "js", "naive"])
+def test_what_stands_behind_the_end_of_a_text_does_not_count(
+    tiny: Any, engine: Engine, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt, config = tiny.prompt(20, 12, VOCAB), AcceptanceConfig.from_options(parse_rule(text))
+    free = engine.stream(prompt, trace=True, max_tokens=60, rule=text, ignore_eos=True)
+    before = list[int]()
+    for tokens in free:  # up to a round that begins with a new token, and goes on with accepted and refused ones
+        end, entries = tokens[0].id, free.trace[-1]
+        if len(before) > 10 and end not in before and len(tokens) > 2 and not entries[-1].exact:
+            break
+        before += [token.id for token in tokens]
+    else:
+        pytest.fail("no such round")
+    monkeypatch.setattr(engine, "eos_token_ids", lambda: frozenset({end}))
+
+    recorder = Recorder(engine, tokens=64)
+    recorder.begin(prompt)
+    stream = engine.stream(prompt, trace=True, max_tokens=60, rule=text, observer=recorder)
+    for tokens in stream:
+        recorder.add([token.id for token in tokens])
+    recorder.end()
+    counts, record = stream.statistics, recorder.record()
+    assert stream.result.stop_reason == end
+    assert (record.blocks, len(record.tensors["exact"])) == (counts.rounds, counts.proposed)
+    assert counts.proposed < sum(map(len, stream.trace))
+    assert len(record) == len(record.about["contexts"]) == int((~record.tensors["exact"]).sum())
+    found = replay(record, config)
+    assert Counter(found.lengths.tolist()) == counts.lengths
+    assert int((found.reached & found.verdict.accept).sum()) == counts.lossy
+    if text != "strict":
+        assert int(found.reached.sum()) == counts.judged
+    assert compare(record, {text: config})["rules"][text]["acceptance_length"] == counts.acceptance_length
 
 
 def test_strict_decoding_accepts_what_a_record_of_it_says(recorded: tuple[Record, list[list[Any]]]) -> None:
@@ -193,6 +233,26 @@ def test_a_drafter_without_distribution_leaves_the_rules_that_need_none(tiny: An
         replay(record, AcceptanceConfig(rule))
     with pytest.raises(SettingError, match="'js' compares distributions"):
         replay(record, AcceptanceConfig("js"))
+
+
+def test_ctrl_c_within_a_draft_leaves_the_drafts_before_it(
+    tiny: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = itertools.count()
+
+    class Interrupted(recorder_module.Vocabulary):
+        def split(self, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            if next(calls) == 9:
+                raise KeyboardInterrupt
+            return super().split(token_ids)
+
+    monkeypatch.setattr(recorder_module, "Vocabulary", Interrupted)
+    recorder = Recorder(engine, tokens=64)
+    with pytest.raises(KeyboardInterrupt):
+        run(engine, recorder, [tiny.prompt(3, 12, VOCAB)], rule="strict")
+    record = recorder.record()
+    assert len(record) == int(record.tensors["row"].max()) + 1 == len(record.about["contexts"]) > 0
+    replay(record, AcceptanceConfig("naive"))
 
 
 def test_what_is_no_record_is_refused(tmp_path: Path, engine: Engine) -> None:

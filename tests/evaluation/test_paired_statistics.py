@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest, bootstrap
 
-from dropmatch.evaluation.statistics import mcnemar, mean_interval, paired, ratio_interval, share_interval
+from dropmatch.evaluation.statistics import Interval, mcnemar, mean_interval, paired, ratio_interval, share_interval
 from dropmatch.evaluation.text_checks import loops
 
 
@@ -44,6 +47,27 @@ def test_the_interval_of_a_ratio_is_about_its_median() -> None:
     assert 2.0 <= found.low <= found.high <= 3.0
 
 
+@pytest.mark.parametrize("n", [1, 7, 80, 500])
+def test_samples_are_those_of_one_stream(n: int) -> None:
+    values = np.random.default_rng(n).normal(size=n)
+    at_once = values[np.random.default_rng(3).integers(0, n, size=(10_000, n))]
+    for found, estimates in (
+        (mean_interval(values, 3), at_once.mean(axis=1)),
+        (ratio_interval(values, np.ones(n), 3), np.median(at_once, axis=1)),
+    ):
+        assert [found.low, found.high] == np.percentile(estimates, [2.5, 97.5]).tolist()
+
+
+@pytest.mark.parametrize("interval", [mean_interval, lambda values: ratio_interval(values, np.ones(len(values)))])
+def test_many_examples_take_little_memory(interval: Callable[[np.ndarray], Interval]) -> None:
+    values = np.zeros(3000)
+    tracemalloc.start()
+    interval(values)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 50 * 2**20
+
+
 @given(st.integers(1, 500), st.data())
 def test_wilsons_interval_is_scipys(n: int, data: st.DataObject) -> None:
     yes = data.draw(st.integers(0, n))
@@ -71,6 +95,13 @@ def test_scores_of_different_examples_are_refused(base: list[float], other: list
         ("def f(x):\n    return x\n\n\nprint(f(1))", False),
         ("1 2 3 4 5 6 7 8 9 10", False),
         ("the the end", False),
+        ("The answer is 1000000000000", False),
+        ("It costs $1,000,000,000,000", False),
+        ("A third is 0.333333333333333", False),
+        ("The end\n--------------", False),
+        ("The end\n" + "-" * 40, True),
+        ("It costs $1" + ",000" * 12, True),
+        ("print(f(1));" * 4, True),
     ],
 )
 def test_a_text_that_repeats_itself_at_its_end_loops(text: str, expected: bool) -> None:

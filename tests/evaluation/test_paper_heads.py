@@ -208,6 +208,17 @@ def test_texts_that_are_there_are_not_decoded_again(tiny: Any, task: Starts, tmp
     assert ("0", HeadPath(0.5, 2, 4)) in wider
 
 
+def test_texts_of_examples_that_changed_are_refused(tiny: Any, task: Starts, tmp_path: Path) -> None:
+    engine, file = tiny.engine(), tmp_path / "texts.jsonl"
+    decoded(engine, task, file, [0.3])
+    kept = file.read_bytes()
+    prompts = [example.prompt for example in task.examples(None)]
+    other = Starts([*prompts[:2], f"{prompts[2]} w9", *prompts[3:]])
+    with pytest.raises(SettingError, match=r"texts.jsonl holds texts of example 2 for another prompt.*another --texts"):
+        decoded(engine, other, file, [0.3, 0.5])
+    assert file.read_bytes() == kept
+
+
 def test_a_file_of_other_settings_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "texts.jsonl"
     Texts(file, {"target": "tiny", "max_tokens": 8})

@@ -91,7 +91,7 @@ def decoded(
         file: keeps the texts; None keeps none.
 
     Raises:
-        SettingError: the file holds texts of other settings.
+        SettingError: the file holds texts of other settings or of other prompts.
     """
     from dropmatch.evaluation.bench.progress import Bar
     from dropmatch.evaluation.paper.paths import all_paths

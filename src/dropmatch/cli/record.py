@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +17,11 @@ from dropmatch.cli.session import encode, load_engine, start
 from dropmatch.cli.settings import Settings
 from dropmatch.config import DraftConfig, SamplingConfig
 from dropmatch.errors import SettingError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dropmatch.engines.hf.engine import Engine
 
 RECORDING = "Recording"
 Out = Annotated[
@@ -107,18 +112,19 @@ def record(
     say(errors, "", f"loading {settings.target} and {settings.drafter}")
     engine = load_engine(settings)
     recorder = Recorder(engine, tokens, dropout_heads=dropout_heads)
+    encoded = _encoded(engine, texts, settings)
     display = Display(errors, len(texts), 1, 1, settings.sampling.max_tokens)
     done, interrupted = 0, False
     with display.running():
         try:
-            for text in texts:
-                ids = encode(engine, text, settings)
+            for ids in encoded:
                 recorder.begin(ids)
                 stream = start(engine, ids, settings, observer=recorder)
                 display.begin(done + 1, f"{len(recorder)} rows", 0)
                 for block in stream:
                     recorder.add([token.id for token in block])
                     display.add(len(block))
+                recorder.end()
                 display.end(stream.result)
                 done += 1
                 if rows is not None and len(recorder) >= rows:
@@ -136,3 +142,20 @@ def record(
     say(errors, "", f"{out}: {len(found)} rows of {found.blocks} rounds on {done} prompts, {size:.1f} MiB")
     if interrupted:
         raise typer.Exit(INTERRUPTED)
+
+
+def _encoded(engine: Engine, prompts: list[str], settings: Settings) -> list[Tensor]:
+    """All prompts to [T] ids, each checked before the first is decoded.
+
+    Raises:
+        SettingError: one cannot be decoded; the message has its number.
+    """
+    found = []
+    for number, prompt in enumerate(prompts, start=1):
+        try:
+            ids = encode(engine, prompt, settings)
+            start(engine, ids, settings)  # only checked: nothing runs before it is iterated
+        except SettingError as error:
+            raise SettingError(f"prompt {number} of {len(prompts)}: {error}") from error
+        found.append(ids)
+    return found

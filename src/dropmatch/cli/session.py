@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dropmatch.cli.settings import Settings
-from dropmatch.errors import DropMatchError, SettingError
+from dropmatch.errors import SettingError
 from dropmatch.models.names import NO_DRAFT
 
 if TYPE_CHECKING:
@@ -48,7 +48,8 @@ def encode(engine: Engine, prompt: str, settings: Settings) -> Tensor:
     """Prompt to [T] ids: through the chat template if there is one, unless it is to be taken as it is.
 
     Raises:
-        SettingError: there is a system message and no template that takes one, or the prompt has no tokens.
+        SettingError: there is a system message and no template, the template refuses them, or the prompt has no
+            tokens.
     """
     if settings.raw or not getattr(engine.tokenizer, "chat_template", None):
         if settings.system is not None:
@@ -57,12 +58,7 @@ def encode(engine: Engine, prompt: str, settings: Settings) -> Tensor:
     messages = [{"role": "user", "content": prompt}]
     if settings.system is not None:
         messages.insert(0, {"role": "system", "content": settings.system})
-    try:
-        return engine.encode(messages)
-    except DropMatchError:
-        raise
-    except Exception as error:  # templates are programs, and raise what they like
-        raise SettingError(f"the model's chat template refuses these messages ({error}): try --raw") from error
+    return engine.encode(messages)
 
 
 def start(

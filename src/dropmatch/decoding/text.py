@@ -12,16 +12,22 @@ def prompt_ids(tokenizer: Any, prompt: str | Sequence[Mapping[str, Any]]) -> lis
     """The tokens of a text as it is, or of chat messages by the model's template; the assistant's last one goes on.
 
     Raises:
-        SettingError: messages are given and there is no chat template.
+        SettingError: messages are given, and there is no chat template or it refuses them.
     """
     if isinstance(prompt, str):
         return tokenizer(prompt)["input_ids"]
     if not getattr(tokenizer, "chat_template", None):
         raise SettingError("the tokenizer has no chat template: pass prompts as text, on the command line with --raw")
     goes_on = isinstance(prompt[-1], Mapping) and prompt[-1].get("role") == "assistant"
-    text = tokenizer.apply_chat_template(
-        prompt, add_generation_prompt=not goes_on, continue_final_message=goes_on, tokenize=False
-    )
+    try:
+        text = tokenizer.apply_chat_template(
+            prompt, add_generation_prompt=not goes_on, continue_final_message=goes_on, tokenize=False
+        )
+    except Exception as error:  # templates are programs, and raise what they like
+        raise SettingError(
+            f"the model's chat template refuses these messages ({error}): pass prompts as text, on the command line "
+            "with --raw"
+        ) from error
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 

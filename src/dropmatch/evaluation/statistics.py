@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 RESAMPLES = 10_000
+AT_ONCE = 2**20  # values drawn at once: 8 MB of them, and as much of their places
 
 
 @dataclass(frozen=True)
@@ -62,15 +63,13 @@ def paired(base: Sequence[float], other: Sequence[float], seed: int = 0) -> Pair
 def mean_interval(values: Sequence[float] | np.ndarray, seed: int = 0) -> Interval:
     """Mean with a percentile bootstrap interval over its values."""
     array = np.asarray(values, dtype=float)
-    means = array[_resampled(len(array), seed)].mean(axis=1)
-    return Interval(float(array.mean()), *_ends(means))
+    return Interval(float(array.mean()), *_ends(array, np.mean, seed))
 
 
 def ratio_interval(above: Sequence[float], below: Sequence[float], seed: int = 0) -> Interval:
     """Median of the ratios of pairs, with a percentile bootstrap interval over pairs."""
     ratios = np.asarray(above, dtype=float) / np.asarray(below, dtype=float)
-    medians = np.median(ratios[_resampled(len(ratios), seed)], axis=1)
-    return Interval(float(np.median(ratios)), *_ends(medians))
+    return Interval(float(np.median(ratios)), *_ends(ratios, np.median, seed))
 
 
 def share_interval(yes: int, n: int) -> Interval:
@@ -81,11 +80,15 @@ def share_interval(yes: int, n: int) -> Interval:
     return Interval(share, max(0.0, (middle - spread) / scale), min(1.0, (middle + spread) / scale))
 
 
-def _resampled(n: int, seed: int) -> np.ndarray:
-    """Indices of RESAMPLES samples with replacement: [RESAMPLES, n]."""
-    return np.random.default_rng(seed).integers(0, n, size=(RESAMPLES, n))
+def _ends(values: np.ndarray, estimate: Callable[..., np.ndarray], seed: int) -> tuple[float, float]:
+    """The 95 % percentile interval of an estimate over samples of n values with replacement.
 
-
-def _ends(estimates: np.ndarray) -> tuple[float, float]:
-    low, high = np.percentile(estimates, [2.5, 97.5])
+    Samples are drawn in blocks, one after the other out of the same stream.
+    """
+    draws, n = np.random.default_rng(seed), len(values)
+    found, size = list[np.ndarray](), max(1, AT_ONCE // n)
+    for first in range(0, RESAMPLES, size):
+        places = draws.integers(0, n, size=(min(size, RESAMPLES - first), n))  # [samples, n]
+        found.append(estimate(values[places], axis=1))
+    low, high = np.percentile(np.concatenate(found), [2.5, 97.5])
     return float(low), float(high)

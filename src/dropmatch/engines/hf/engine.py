@@ -159,7 +159,7 @@ class Engine:
         """Prompt text, messages or ids to [T] int64 on the target's device.
 
         Raises:
-            SettingError: the prompt is empty, or messages are given and there is no chat template.
+            SettingError: the prompt is empty, or messages are given, and there is no chat template or it refuses them.
         """
         if isinstance(prompt, str):
             ids = prompt_ids(self.tokenizer, prompt)

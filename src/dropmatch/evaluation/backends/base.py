@@ -88,7 +88,7 @@ class Backend(Protocol):
         """Refuse examples that cannot be decoded, before the first token.
 
         Raises:
-            SettingError: chat messages without a chat template, or a prompt that leaves no room for its tokens; the
+            SettingError: chat messages that no chat template takes, or a prompt that leaves no room for its tokens; the
                 message names the example.
         """
         ...

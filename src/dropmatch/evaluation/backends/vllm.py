@@ -173,7 +173,7 @@ def longest(target: str, work: Iterable[tuple[Sequence[Example], int]]) -> int:
         work: examples, and the most tokens of each.
 
     Raises:
-        SettingError: chat messages, and the model has no chat template.
+        SettingError: chat messages, and the model has no chat template that takes them.
         ModelError: the model cannot be had.
     """
     from transformers import AutoTokenizer

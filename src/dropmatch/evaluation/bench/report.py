@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import html
+import itertools
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +55,7 @@ def write_report(plan: Plan, store: Store, metrics: dict[str, str | None]) -> Li
     drawn = {title: svg for name, task in summary["tasks"].items() for title, svg in figures(name, task).items()}
     about = _about(plan, summary["machine"])
     _write(store.folder / "report.json", json.dumps(summary, ensure_ascii=False, indent=1) + "\n")
-    files = {title: f"{_slug(title)}.svg" for title in drawn}
+    files = _file_names(drawn)
     for title, svg in drawn.items():
         _write(store.folder / files[title], svg)
     _write(store.folder / "report.md", _markdown(tables, about, files))
@@ -106,8 +108,14 @@ def _apart(svg: str, number: int) -> str:
     return re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>f{number}-", svg)
 
 
-def _slug(title: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+def _file_names(titles: Iterable[str]) -> dict[str, str]:
+    """A file for each title; those that have the same letters and digits of a to z and 0 to 9 are numbered."""
+    found: dict[str, str] = {}
+    for title in titles:
+        slug = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+        names = (f"{slug}-{number}.svg" if number > 1 else f"{slug}.svg" for number in itertools.count(1))
+        found[title] = next(name for name in names if name not in found.values())
+    return found
 
 
 def _write(path: Path, text: str) -> None:

@@ -19,7 +19,7 @@ from dropmatch.errors import SettingError
 from dropmatch.evaluation.backends import Group
 from dropmatch.evaluation.bench.lines import append_lines, read_lines
 from dropmatch.evaluation.bench.plan import Plan
-from dropmatch.evaluation.tasks import Example
+from dropmatch.evaluation.tasks import Example, digest
 
 GROWS = ("tasks", "rules", "limit", "log_likelihood")  # a plan may ask for more of these later
 SCORING = "scoring: "  # how the failure of a cell begins whose texts are there and have no score
@@ -176,11 +176,6 @@ class Store:
         for (task, cell), text in list(self.failures.items()):
             if text.startswith(SCORING) and all(self.scores.get((task, cell, i)) for i in self.texts(task, cell)):
                 del self.failures[task, cell]  # it was scored after all
-
-
-def digest(example: Example) -> str:
-    """Of what decides about an example's text beside the plan."""
-    return _short_hash(json.dumps([example.prompt, example.stop, example.max_tokens], sort_keys=True))
 
 
 def _short_hash(text: str) -> str:

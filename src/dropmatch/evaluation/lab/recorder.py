@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,8 +22,32 @@ HEAD_TOKENS = 64  # Gaussian heads can be made for so many of the target's likel
 CONTEXT = 24  # tokens of text before a row, to read it by
 
 
+@dataclass(frozen=True)
+class _Draft:
+    """What is kept of one draft of n tokens, m of them mismatches.
+
+    Attributes:
+        exact: [n] bool.
+        rows: of the mismatches, by name: m rows each.
+        contexts: m texts.
+    """
+
+    exact: Tensor
+    rows: dict[str, Tensor]
+    contexts: list[str]
+
+    def first(self, count: int) -> _Draft:
+        """Its first tokens."""
+        exact = self.exact[:count]
+        m = int((~exact).sum())
+        return _Draft(exact, {name: value[:m] for name, value in self.rows.items()}, self.contexts[:m])
+
+
 class Recorder:
     """An observer of decoding, for `Engine.stream(..., observer=recorder)`.
+
+    It is told of each generation by `begin`, `add` after each round, and `end` unless it was left before its end. Of
+    drafts it keeps what `Statistics` counts.
 
     Args:
         engine: whose rounds are recorded.
@@ -37,42 +62,47 @@ class Recorder:
         if tokens < HEAD_TOKENS:
             raise SettingError(f"a record keeps at least {HEAD_TOKENS} tokens a row, got {tokens}")
         self._engine, self._tokens, self._dropout_heads = engine, tokens, dropout_heads
-        self._rows: list[dict[str, Tensor]] = []
-        self._drafts: list[dict[str, Tensor]] = []
+        self._rounds: list[_Draft | None] = []  # None: nothing was drafted
+        self._draft: _Draft | None = None  # of the round that runs
+        self._committed = 0  # tokens of the last round
         self._head_ids: set[int] = set()
-        self._contexts: list[str] = []
-        self._count = 0
         self._draft_vocab: int | None = None
         self._sequence: list[int] = []  # the text so far, prompt included
 
+    @property
+    def _drafts(self) -> list[_Draft]:
+        return [draft for draft in self._rounds if draft is not None]
+
     def __len__(self) -> int:
         """Mismatches so far."""
-        return self._count
+        return sum(len(draft.contexts) for draft in self._drafts)
 
     def begin(self, prompt: Tensor) -> None:
         """A generation begins; prompt: [T] ids."""
-        self._sequence = prompt.tolist()
+        self._sequence, self._draft = prompt.tolist(), None
 
     def add(self, tokens: list[int]) -> None:
-        """A round has committed tokens."""
+        """A round has committed tokens: its draft is kept."""
+        self._rounds.append(self._draft)
+        self._draft, self._committed = None, len(tokens)
         self._sequence += tokens
 
+    def end(self) -> None:
+        """The text has ended: what the last draft has behind its end is no part of it."""
+        last = self._rounds[-1]
+        if last is not None:
+            self._rounds[-1] = last.first(self._committed)
+
     def __call__(self, evidence: Evidence, exact: Tensor) -> None:
-        """Keep one draft of n tokens; exact: [n] bool."""
-        followed, remaining = following(exact)
+        """One draft of n tokens; exact: [n] bool."""
         index = (~exact).nonzero().flatten()  # [m]
-        row = torch.full(exact.shape, -1, dtype=torch.int32)
-        row[index.cpu()] = torch.arange(self._count, self._count + len(index), dtype=torch.int32)
-        block = torch.full(exact.shape, len(self._drafts), dtype=torch.int32)
-        self._drafts.append({"block": block, "exact": exact.cpu(), "row": row})
-        if not len(index):
-            return
-        self._count += len(index)
-        self._rows.append(self._kept(evidence.rows(index)) | _small(evidence, followed, remaining, index))
-        tokenizer, drafted = self._engine.tokenizer, evidence.draft_tokens.tolist()
-        for place in index.tolist():
-            before = (self._sequence + drafted[:place])[-CONTEXT:]
-            self._contexts.append(tokenizer.decode(before))
+        rows, contexts = dict[str, Tensor](), list[str]()
+        if len(index):
+            rows = self._kept(evidence.rows(index)) | _small(evidence, *following(exact), index)
+            drafted = evidence.draft_tokens.tolist()
+            contexts = [self._context(drafted[:place]) for place in index.tolist()]
+        # last and at once: Ctrl-C may come anywhere before
+        self._draft = _Draft(exact.cpu(), rows, contexts)
 
     def record(self, **about: Any) -> Record:
         """What was recorded.
@@ -83,10 +113,12 @@ class Recorder:
         Raises:
             SettingError: no draft differed from the target.
         """
-        if not self._count:
+        if not len(self):
             raise SettingError("there is nothing to record: no draft token differed from the target's")
-        tensors = {name: torch.cat([d[name] for d in self._drafts]) for name in ("block", "exact", "row")}
-        tensors |= {name: torch.cat([row[name] for row in self._rows]) for name in self._rows[0]}
+        drafts = self._drafts
+        tensors = _places([draft.exact for draft in drafts])
+        kept = [draft.rows for draft in drafts if draft.rows]
+        tensors |= {name: torch.cat([rows[name] for rows in kept]) for name in kept[0]}
         head = self._engine.head
         ids = torch.tensor(sorted(self._head_ids))
         if head.can_gather:
@@ -94,7 +126,6 @@ class Recorder:
             tensors |= {"head_ids": ids.int(), "head_rows": rows[0].cpu()}
             tensors |= {} if bias is None else {"head_bias": bias[0].cpu()}
         judged = {*tensors["draft_tokens"].tolist(), *tensors["clean_tokens"].tolist()}
-        draft = self._engine.drafter
         return Record(
             tensors,
             {
@@ -104,14 +135,18 @@ class Recorder:
                 "tokens": min(self._tokens, head.vocab_size),
                 "head_tokens": min(HEAD_TOKENS, head.vocab_size),
                 "dropout_heads": self._dropout_heads,
-                "drafter": type(draft).__name__,
+                "drafter": type(self._engine.drafter).__name__,
                 "scale": head.finish.scale,
                 "cap": head.finish.cap,
                 "texts": {str(token): self._engine.tokenizer.decode([token]) for token in sorted(judged)},
-                "contexts": self._contexts,
+                "contexts": [context for draft in drafts for context in draft.contexts],
                 "versions": versions(),
             },
         )
+
+    def _context(self, drafted: list[int]) -> str:
+        """What stands before a draft token."""
+        return self._engine.tokenizer.decode((self._sequence + drafted)[-CONTEXT:])
 
     def _kept(self, rows: Evidence) -> dict[str, Tensor]:
         """What is kept of m mismatches."""
@@ -135,6 +170,14 @@ class Recorder:
             self._draft_vocab = rows.draft_logits.shape[1]
             kept |= {"draft": draft.to(rows.draft_logits.dtype), "draft_rest": draft_rest}
         return {name: value.cpu() for name, value in kept.items()}
+
+
+def _places(drafts: list[Tensor]) -> dict[str, Tensor]:
+    """Where each of the R draft tokens stands: its draft, and its row if it is a mismatch; drafts: [n] bool each."""
+    exact = torch.cat(drafts)
+    block = torch.arange(len(drafts)).repeat_interleave(torch.tensor([len(draft) for draft in drafts]))
+    row = torch.where(exact, -1, (~exact).cumsum(0) - 1)
+    return {"block": block.int(), "exact": exact, "row": row.int()}
 
 
 def _small(evidence: Evidence, followed: Tensor, remaining: Tensor, index: Tensor) -> dict[str, Tensor]:

@@ -1,6 +1,7 @@
 """Texts through heads for all examples of a task, kept in a file if one is given, so that a run can go on.
 
-The file has a line with the settings, then one for each text. A line at its end that was not written out is cut off.
+The file has a line with the settings, then one for each text, with a digest of what its example was. A line at its end
+that was not written out is cut off.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dropmatch.errors import SettingError
 from dropmatch.evaluation.backends.base import Output
 from dropmatch.evaluation.bench.runner import Progress
 from dropmatch.evaluation.paper.paths import Path, decode_paths
-from dropmatch.evaluation.tasks import Example
+from dropmatch.evaluation.tasks import Example, digest
 
 TOGETHER = 32  # paths decoded at once
 Key = tuple[str, Path]  # example's id
@@ -34,6 +35,7 @@ class Texts:
 
     def __init__(self, file: File | None, about: Mapping[str, Any]) -> None:
         self._file, self._found = file, dict[Key, Output]()
+        self._examples = dict[str, str]()  # digests by id
         if file is None:
             return
         if not file.exists() or not file.stat().st_size:
@@ -51,8 +53,23 @@ class Texts:
     def add(self, example: Example, path: Path, output: Output) -> None:
         """Keep one."""
         self._found[example.id, path] = output
+        self._examples[example.id] = digest(example)
         kept = {"text": output.text, "tokens": output.tokens, "finish": output.finish}
-        self._append({"id": example.id, **asdict(path), **kept})
+        self._append({"id": example.id, "prompt": self._examples[example.id], **asdict(path), **kept})
+
+    def check_examples(self, examples: Sequence[Example]) -> None:
+        """Refuse examples that were decoded as something else: no text must count as the answer to another prompt.
+
+        Raises:
+            SettingError: one has another prompt, or another end, than its texts were made with.
+        """
+        for example in examples:
+            now = digest(example)
+            if self._examples.get(example.id, now) != now:
+                raise SettingError(
+                    f"{self._file} holds texts of example {example.id} for another prompt: its data or its task has "
+                    "changed since. Give another --texts, or the same data"
+                )
 
     def _append(self, line: Mapping[str, Any]) -> None:
         if self._file is not None:
@@ -73,6 +90,7 @@ class Texts:
                     )
             for line in lines:
                 path = Path(line["dropout"], line["head"], line["seed"])
+                self._examples[line["id"]] = line["prompt"]
                 self._found[line["id"], path] = Output(line["text"], line["tokens"], line["finish"])
         except SettingError:
             raise
@@ -104,8 +122,9 @@ def decode_all(
         together: how many paths are decoded at once.
 
     Raises:
-        SettingError: a prompt does not fit the model's context.
+        SettingError: an example has changed since its texts were kept, or a prompt does not fit the model's context.
     """
+    texts.check_examples(examples)
     for number, example in enumerate(examples, start=1):
         progress.begin(f"example {number} of {len(examples)}")
         missing = [path for path in paths if (example.id, path) not in texts]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -31,6 +33,12 @@ class Example:
     stop: tuple[str, ...] = ()
     max_tokens: int | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
+
+
+def digest(example: Example) -> str:
+    """Of what decides about an example's text beside the settings of a run."""
+    what = json.dumps([example.prompt, example.stop, example.max_tokens], sort_keys=True)
+    return hashlib.sha256(what.encode()).hexdigest()[:16]
 
 
 class Task(Protocol):

@@ -112,6 +112,8 @@ class HarnessTask:
             shots = None if self._fewshot_data is None else data_files.read_examples(self._fewshot_data)
             if shots is not None and rows is None:
                 raise SettingError("fewshot_data goes with data: without, few-shots come from the task's own data set")
+            if rows is not None:
+                data_files.check_subjects(self._configs, rows)
             tasks = {}
             for config in self._configs:
                 task = self._built_task(config, rows, shots)

@@ -10,7 +10,7 @@ from typing import Any
 
 from dropmatch.errors import SettingError
 from dropmatch.evaluation.harness_library import reason
-from dropmatch.evaluation.tasks.jsonl import read_rows
+from dropmatch.evaluation.tasks.jsonl import placed_rows
 
 Config = dict[str, Any]
 QUESTIONS = ("question", "problem", "Problem", "input", "query", "text")  # what tasks call `prompt`
@@ -44,12 +44,35 @@ def read_examples(path: Path) -> list[Row]:
     Raises:
         SettingError: the file cannot be read, or a row is malformed; the message names line and field.
     """
-    rows = [Row(_flat(row), f"{path}, line {line}") for row, line in zip(read_rows(path, {}), _lines(path))]
+    rows = [Row(_flat(row), place) for place, row in placed_rows(path, {})]
     for row in rows:
         for name in rows[0].doc:
             if name not in row.doc:
                 raise SettingError(f"{row.place}: the field {name!r} is missing, which the first row has")
     return rows
+
+
+def check_subjects(configs: Sequence[Mapping[str, Any]], rows: Sequence[Row]) -> None:
+    """Refuse rows that belong to none of several tasks.
+
+    Args:
+        configs: settings of all tasks that the file is for.
+        rows: of the file.
+
+    Raises:
+        SettingError: a row's subject is of no task; the message has the subjects there are.
+    """
+    parts = [config.get("dataset_name") for config in configs]
+    if len(parts) == 1 or not all(parts):  # a task without a part takes all rows
+        return
+    known = {_plain(part) for part in parts}
+    for row in rows:
+        subject = row.doc.get("subject")
+        if subject is not None and _plain(subject) not in known:
+            raise SettingError(
+                f"{row.place}: no task here is of the subject {subject!r}: correct it, or leave the row out; there are "
+                f"{', '.join(sorted(set(map(str, parts))))}"
+            )
 
 
 def rows_of(config: Mapping[str, Any], rows: Sequence[Row], alone: bool) -> list[Row]:
@@ -167,12 +190,6 @@ def _asked_for(config: Mapping[str, Any]) -> list[str]:
         return list(QUESTIONS)
     words = set(re.findall(r"\w+", " ".join(str(part) for part in parts)))
     return [name for name in QUESTIONS if name in words]
-
-
-def _lines(path: Path) -> list[int]:
-    """Numbers of the lines that have rows."""
-    text = path.read_text(encoding="utf-8-sig")
-    return [number for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
 
 
 def _check(config: Mapping[str, Any], doc: dict[str, Any], place: str) -> None:

@@ -30,6 +30,7 @@ def write_tasks(
     for asked, path in files.items():
         configs = collect(asked)
         rows = data_files.read_examples(path)
+        data_files.check_subjects(configs, rows)
         shots = None if fewshot_data is None else data_files.read_examples(fewshot_data)
         alone, written = len(configs) == 1, list[str]()
         for config in configs:
