@@ -165,3 +165,20 @@ def test_a_killed_benchmark_goes_on_where_it_was(folders: Any, tmp_path: Path) -
     )
     assert third.returncode == 2
     assert "with max_tokens=60, and now it is 7" in third.stderr
+
+
+def test_the_same_text_is_scored_once(prompts: list[str], tmp_path: Path) -> None:
+    class Counting(Words):
+        asked = 0
+
+        def score(self, examples: Sequence[Example], texts: Sequence[str]) -> list[float | None]:
+            self.asked += len(texts)
+            return super().score(examples, texts)
+
+    task = Counting(prompts, tokens=2)
+    store, _ = run(plan_of("js", "naive", max_tokens=8), tmp_path, Batched(), task)
+    said = {(i, text) for cell in ("strict", "js", "naive") for i, text in store.texts("words", cell).items()}
+    assert task.asked == len(said) < 15
+    assert all(
+        store.scores["words", cell, str(i)] == {"score": 1.0} for cell in ("strict", "js", "naive") for i in range(5)
+    )

@@ -178,12 +178,16 @@ class Runner:
             if not waiting:
                 continue
             progress.begin(f"{task.name}, scoring {cell}")
-            examples, texts = [example for example, _ in waiting], [text for _, text in waiting]
-            values, error = _guarded(partial(measure, examples, texts))
-            if error is not None:
-                self._store.fail(task.name, cell, f"{SCORING}{error}")
-                continue
-            self._store.score(task.name, cell, name, {e.id: v for e, v in zip(examples, values, strict=True)})
+            known = self._store.values(task.name, name)  # cells often say the same
+            found = {e.id: known[e.id, text] for e, text in waiting if (e.id, text) in known}
+            rest = [(e, text) for e, text in waiting if e.id not in found]
+            if rest:
+                values, error = _guarded(partial(measure, [e for e, _ in rest], [text for _, text in rest]))
+                if error is not None:
+                    self._store.fail(task.name, cell, f"{SCORING}{error}")
+                    continue
+                found |= {e.id: value for (e, _), value in zip(rest, values, strict=True)}
+            self._store.score(task.name, cell, name, found)
 
 
 def _guarded(act: Callable[[], Any]) -> tuple[Any, str | None]:

@@ -116,6 +116,15 @@ class Store:
                         "has changed since. Give another --out, or the same data"
                     )
 
+    def values(self, task: str, name: str) -> dict[tuple[str, str], float | None]:
+        """What was found out about texts, by example and text."""
+        return {
+            (i, output["text"]): self.scores[of, cell, i][name]
+            for (of, cell, _), group in self.groups.items()
+            for i, output in zip(group.ids, group.outputs, strict=True)
+            if of == task and name in self.scores.get((of, cell, i), {})
+        }
+
     def keep_plan(self) -> None:
         """Write down what is run, beside what was run here before."""
         path, now = self.folder / "plan.json", asdict(self._plan)
