@@ -46,6 +46,17 @@ class VllmHead:
         self._head, self._processor = _plain_head(model)
         self.can_gather = self._head is not None and self._gathers_right(hidden, logits, generator)
 
+    @classmethod
+    @torch.inference_mode()
+    def of(cls, runner: Any) -> VllmHead:
+        """The head of a model runner's target.
+
+        Raises:
+            ModelError: the model gives no logits on this rank.
+        """
+        config = runner.vllm_config.model_config
+        return cls(runner.model, config.get_hidden_size(), config.dtype, runner.device)
+
     def full(self, hidden: Tensor) -> Tensor:
         """[n, d] -> [n, V]."""
         return self._model.compute_logits(hidden)

@@ -70,9 +70,7 @@ def install(runner: Any) -> Verifier:
     vllm_sampler.rejection_sample = judged_rejection_sample
     vllm_sampler.generate_uniform_probs = known_uniform_probs
 
-    model_config = vllm_config.model_config
-    with torch.inference_mode():
-        head = VllmHead(runner.model, model_config.get_hidden_size(), model_config.dtype, runner.device)
+    head = VllmHead.of(runner)
     default = engine_default(vllm_config)
     settings = RequestSettings(runner, default, vllm_config)
     drafts = None

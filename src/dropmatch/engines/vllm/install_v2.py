@@ -34,12 +34,9 @@ def install(runner: Any) -> VerifierV2:
         ModelError: the target's logits cannot be had on this rank.
     """
     hooks.check_worker_v2()
-    vllm_config, model_config = runner.vllm_config, runner.vllm_config.model_config
-    with torch.inference_mode():
-        head = VllmHead(runner.model, model_config.get_hidden_size(), model_config.dtype, runner.device)
-    default = engine_default(vllm_config)
-    settings = RequestSettings(_requests_of(runner), default, vllm_config)
-    verifier = VerifierV2(runner, head, settings)
+    default = engine_default(runner.vllm_config)
+    settings = RequestSettings(_requests_of(runner), default, runner.vllm_config)
+    verifier = VerifierV2(runner, VllmHead.of(runner), settings)
     vllm_sampler.rejection_sample = judged_rejection_sample
     runner.rejection_sampler = JudgedSamplerV2(verifier, runner.sampler, runner.speculative_config, runner.device)
     _watch_sampling(runner, verifier)
