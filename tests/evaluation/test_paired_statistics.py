@@ -82,6 +82,12 @@ def test_scores_of_different_examples_are_refused(base: list[float], other: list
         paired(base, other)
 
 
+SENTENCE = (
+    "The river was a place of great calm and of slow change, known to all who lived beside it for its wide and "
+    "quiet water and its old trees. "
+)
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -97,6 +103,11 @@ def test_scores_of_different_examples_are_refused(base: list[float], other: list
         ("the the end", False),
         ("The answer is 1000000000000", False),
         ("It costs $1,000,000,000,000", False),
+        ("It began so. " + SENTENCE * 3, True),
+        ("It began so. " + SENTENCE * 3 + SENTENCE[:60], True),
+        ("It began so. " + SENTENCE * 2, False),
+        ("* so it was\n* then it was otherwise\n" * 3, False),
+        ("* so it was\n* then it was otherwise\n" * 4, True),
         ("A third is 0.333333333333333", False),
         ("The end\n--------------", False),
         ("The end\n" + "-" * 40, True),
