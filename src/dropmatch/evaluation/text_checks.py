@@ -17,7 +17,9 @@ def loops(text: str) -> bool:
     than three different ones must go on for 40: 1,000,000,000,000 and ruled lines are no loops.
     """
     words = text.split()
-    if any(_repeated(words, LOOPS, 1, MANY - 1)) or any(_repeated(words, LOOPS_OF_MANY, MANY, MOST)):
+    few = any(_repeated(words, LOOPS, 1, MANY - 1))
+    # the last word may be half a word
+    if few or any(part for some in (words, words[:-1]) for part in _repeated(some, LOOPS_OF_MANY, MANY, MOST)):
         return True
     parts = _repeated(list(text.rstrip()[-200:]), LOOPS, 1, LONG)
     return any(LOOPS * len(part) >= LONG or len(set(part)) >= VARIED for part in parts)
