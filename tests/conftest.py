@@ -10,9 +10,14 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 from torch import Tensor
+
+# what takes long on a machine that is shared is no fault of what is tested
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 EOS = 1
 VOCAB = 120
