@@ -42,7 +42,7 @@ OPTIONS: list[tuple[Any, str, list[Any], list[Any], list[str]]] = [
         ["auto", "dropout", "gaussian"],
     ),
     (AcceptanceConfig, "gaussian_tokens", [8, 64, 4096], [7, -1, 4097, 64.0, True], ["8", "4096"]),
-    (AcceptanceConfig, "token_floor", [0, 0.5, 1, 1.0], [-0.01, 1.01, NAN, INF, "0", False, None], ["[0, 1]"]),
+    (AcceptanceConfig, "token_floor", [0, 0.5, 1, 1.0], [-0.01, 1.01, NAN, INF, "0", False], ["[0, 1]"]),
     (
         AcceptanceConfig,
         "support",
@@ -181,9 +181,22 @@ def test_options_go_where_they_belong() -> None:
     assert split_options({}) == (AcceptanceConfig(), DraftConfig(), SamplingConfig())
 
 
-def test_the_paper_is_the_default() -> None:
+@pytest.mark.parametrize(
+    ("options", "floor"),
+    [
+        ({}, 0.1), ({"rule": "naive"}, 0.1), ({"verdict": "denoised"}, 0.1), ({"token_floor": 0}, 0.0),
+        ({"token_floor": 0.3}, 0.3), ({"verdict": "sampled"}, 0.0), ({"mask_seed": 1}, 0.0), ({"rule": "typical"}, 0.0),
+        ({"rule": "margin", "token_floor": 0.2}, 0.2), ({"rule": "strict"}, 0.0),
+    ],
+)  # fmt: skip
+def test_the_floor_is_of_denoised_heads_unless_it_is_given(options: dict[str, Any], floor: float) -> None:
+    assert AcceptanceConfig(**options).floor == floor
+    assert AcceptanceConfig().changed(**options).floor == floor
+
+
+def test_the_papers_rule_is_the_default() -> None:
     config = AcceptanceConfig()
-    assert (config.rule, config.heads, config.dropout, config.token_floor) == ("js", 5, 0.3, 0.0)
+    assert (config.rule, config.heads, config.dropout) == ("js", 5, 0.3)
     assert config.evaluation == "lazy"
     assert SamplingConfig().temperature == 0.0
 

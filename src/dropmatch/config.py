@@ -11,6 +11,7 @@ from dropmatch.errors import SettingError
 
 MAX_HEADS = 1024
 DEFAULT_STRICTNESS = 0.5
+TOKEN_FLOOR = 0.1  # of denoised verdicts of heads
 MAX_DRAFT_LENGTH = 128
 MIN_TEMPERATURE = 1e-4
 RULE_PARAMETERS = ("threshold", "delta", "window", "weight", "candidates")
@@ -59,7 +60,9 @@ class AcceptanceConfig(_Config):
             for the likeliest tokens from the distribution that dropout gives their logits; "auto": gaussian for a
             denoised verdict, dropout for a sampled one. Where rows of the LM head cannot be gathered, dropout.
         gaussian_tokens: m, for how many of the target's likeliest tokens Gaussian heads are drawn.
-        token_floor: a lossy acceptance also needs this probability in the heads' centroid; 0 is the paper.
+        token_floor: a lossy acceptance also needs this probability in the heads' centroid, or under the target for
+            rules that look at no heads. None is TOKEN_FLOOR for denoised verdicts of heads, which alone kept the
+            quality of a 1.5B target (docs/results.md), and 0, the paper, for sampled ones and other rules.
         support: tokens that dropout heads are evaluated on. "shortlist": the likeliest tokens and one bucket for
             the rest; "full": the whole vocabulary (the reference); "auto": the shortlist where rows of the
             LM head can be gathered (a plain, unquantised linear layer), else full.
@@ -81,7 +84,7 @@ class AcceptanceConfig(_Config):
     strictness: float = DEFAULT_STRICTNESS
     heads_mode: str = "auto"
     gaussian_tokens: int = 32
-    token_floor: float = 0.0
+    token_floor: float | None = None
     support: str = "auto"
     shortlist_size: int = 2048
     evaluation: str = "lazy"
@@ -99,7 +102,8 @@ class AcceptanceConfig(_Config):
         _number("strictness", self.strictness, 0.0, 1.0, "(0, 1]", include_low=False)
         _choice("heads_mode", self.heads_mode, ("auto", "dropout", "gaussian"))
         _integer("gaussian_tokens (m)", self.gaussian_tokens, 8, 4096)
-        _number("token_floor", self.token_floor, 0.0, 1.0, "[0, 1]")
+        if self.token_floor is not None:
+            _number("token_floor", self.token_floor, 0.0, 1.0, "[0, 1]")
         _choice("support", self.support, ("auto", "shortlist", "full"))
         _integer("shortlist_size (M)", self.shortlist_size, 16, 1 << 20)
         _choice("evaluation", self.evaluation, ("lazy", "eager"))
@@ -164,6 +168,15 @@ class AcceptanceConfig(_Config):
     def wants_gaussian(self) -> bool:
         """Whether heads are to be drawn from the Gaussian, if the LM head allows it."""
         return self.heads_mode == "gaussian" or (self.heads_mode == "auto" and self.verdict != "sampled")
+
+    @property
+    def floor(self) -> float:
+        """The probability that a lossy token needs."""
+        from dropmatch.acceptance.registry import get_rule
+
+        if self.token_floor is not None:
+            return self.token_floor
+        return TOKEN_FLOOR if self.verdict != "sampled" and get_rule(self.rule).needs_heads else 0.0
 
     def denoises(self, can_gather: bool) -> bool:
         """Whether verdicts are denoised, given whether rows of the LM head can be gathered."""

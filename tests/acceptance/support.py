@@ -121,7 +121,7 @@ def reference_answers(evidence: Evidence, config: AcceptanceConfig, head: Linear
             bias = evidence.bias[n, :vocab].double().numpy()
             logits = logits + bias
             row[np.isneginf(bias)] = -np.inf
-        answers.append(reference.answer(logits, row, int(evidence.draft_tokens[n]), config.token_floor))
+        answers.append(reference.answer(logits, row, int(evidence.draft_tokens[n]), config.floor))
     return answers
 
 

@@ -111,7 +111,7 @@ def test_strictness_is_a_threshold_on_the_frequency(rule: str, mode: str) -> Non
 
 def test_the_frequency_is_that_of_sampled_verdicts_on_the_same_heads() -> None:
     """With dropout heads: set g has the masks of seed g at position 0."""
-    config = replace(DENOISED, rule="js", heads_mode="dropout")
+    config = replace(DENOISED, rule="js", heads_mode="dropout", token_floor=0.0)
     at_zero = replace(EVIDENCE, positions=torch.zeros_like(EVIDENCE.positions))
     sampled = AcceptanceConfig(rule="js", verdict="sampled")
     each = torch.stack([judge(at_zero, replace(sampled, mask_seed=g), HEAD).accept for g in range(HEAD_SETS)])  # [G, N]

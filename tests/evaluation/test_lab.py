@@ -21,9 +21,9 @@ from dropmatch.rule_text import parse_rule
 
 VOCAB = 1500  # larger than what a record keeps
 RULES = (
-    "js",
-    "naive",
-    "js:strictness=0.7:p=0.2:K=3",
+    "js:token_floor=0",
+    "naive:token_floor=0",
+    "js:strictness=0.7:p=0.2:K=3:token_floor=0",
     "js:sampled:heads_mode=gaussian",
     "js:sampled:M=128",
     "naive:sampled:M=128:mask_seed=5",

@@ -32,4 +32,4 @@ def probability_of(evidence: Evidence, log_probs: Tensor) -> Tensor:
 
 def lossy(accept: Tensor, reason: str, probability: Tensor, config: AcceptanceConfig) -> Verdict:
     """A verdict with one reason: accept [N] bool, where the probability [N] is at least `token_floor`."""
-    return Verdict.blank(accept & (probability >= config.token_floor), reason).with_numbers(probability=probability)
+    return Verdict.blank(accept & (probability >= config.floor), reason).with_numbers(probability=probability)

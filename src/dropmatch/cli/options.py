@@ -141,11 +141,12 @@ HeadsMode = Annotated[
     ),
 ]
 TokenFloor = Annotated[
-    float,
+    float | None,
     _option(
         JUDGING,
         "--token-floor",
         metavar="P",
+        show_default="0.1 for denoised verdicts of heads, else 0",
         help="A lossy acceptance also needs this probability in the heads' centroid (0 to 1); 0 is the paper.",
     ),
 ]

@@ -105,7 +105,7 @@ def serve(
         "verdict": verdict,
         "strictness": strictness,
         "heads_mode": heads_mode,
-        "token_floor": token_floor,
+        **({} if token_floor is None else {"token_floor": token_floor}),
         **({} if mask_seed is None else {"mask_seed": mask_seed}),
     }
     acceptance = with_rule_text(acceptance)

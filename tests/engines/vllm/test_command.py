@@ -367,7 +367,7 @@ def test_print_command(printed: Any) -> None:
     assert after(arguments, "--speculative-config")["num_speculative_tokens"] == 3
     found = after(arguments, "--additional-config")["dropmatch"]
     verdict = {"verdict": "auto", "strictness": 0.5, "heads_mode": "auto"}
-    assert found == {"rule": "naive", "heads": 7, "dropout": 0.1, "token_floor": 0.0, **verdict}
+    assert found == {"rule": "naive", "heads": 7, "dropout": 0.1, **verdict}
 
 
 def test_print_command_passes_on_what_it_does_not_know(printed: Any) -> None:

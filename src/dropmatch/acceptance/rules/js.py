@@ -29,7 +29,7 @@ def judge_js(evidence: Evidence, cluster: Cluster | None, config: AcceptanceConf
     probability = cluster.centroid_log_prob_of(evidence.draft_tokens).exp()  # [N]
 
     inside = distance <= radius
-    accept = (inside | is_majority) & (probability >= config.token_floor)
+    accept = (inside | is_majority) & (probability >= config.floor)
     reason = torch.where(inside, reason_code("js"), reason_code("majority"))
     return Verdict.blank(accept, "js").with_numbers(
         reason=torch.where(accept, reason, REJECTED),

@@ -13,7 +13,7 @@ def judge_naive(evidence: Evidence, cluster: Cluster | None, config: AcceptanceC
     assert cluster is not None
     votes = (cluster.head_tokens() == evidence.draft_tokens[:, None]).sum(dim=1)  # [N]
     probability = cluster.centroid_log_prob_of(evidence.draft_tokens).exp()  # [N]
-    verdict = Verdict.blank((votes > 0) & (probability >= config.token_floor), "naive")
+    verdict = Verdict.blank((votes > 0) & (probability >= config.floor), "naive")
     return verdict.with_numbers(votes=votes, probability=probability)
 
 

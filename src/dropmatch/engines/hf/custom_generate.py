@@ -44,7 +44,7 @@ def generate(
     strictness: float = AcceptanceConfig.strictness,
     heads_mode: str = AcceptanceConfig.heads_mode,
     gaussian_tokens: int = AcceptanceConfig.gaussian_tokens,
-    token_floor: float = 0.0,
+    token_floor: float | None = None,
     support: str = "auto",
     shortlist_size: int = 2048,
     evaluation: str = "lazy",
