@@ -242,10 +242,11 @@ def warn_if_noisy(statistics: Statistics, acceptance: AcceptanceConfig) -> None:
     """Warn the caller outside this package where eq. 6 accepted nearly anything."""
     judged, passes = statistics.judged, statistics.uniform_passes
     if judged >= NOISY_ROWS and passes >= NOISY_SHARE * judged:
+        floor = acceptance.floor
+        what = f"only token_floor={floor} holds tokens back there" if floor else "set token_floor (for example 0.1)"
         warnings.warn(
             f"at {passes} of {judged} judged positions even a uniform draft would have passed: the heads of this "
-            f"model are too dispersed for dropout p={acceptance.dropout}. Lower dropout, set token_floor (for "
-            "example 0.05), or use rule 'naive'",
+            f"model are too dispersed for dropout p={acceptance.dropout}. Lower dropout, or use rule 'naive'; {what}",
             NoisyHeadsWarning,
             stacklevel=_callers_level(),
         )
