@@ -107,7 +107,7 @@ def effective_units(rows: Evidence, weight: torch.Tensor) -> dict[str, Any]:
 
 def compare(rows: Evidence, rule: str, heads: int, dropout: float, head: Head, seeds: int) -> dict[str, Any]:
     """One rule on the rows of one kind."""
-    base = AcceptanceConfig(rule=rule, verdict="sampled", heads=heads, dropout=dropout)
+    base = AcceptanceConfig(rule=rule, verdict="sampled", heads=heads, dropout=dropout, token_floor=0.0)
     by_dropout = over_seeds(rows, base, head, seeds)
     by_gaussian = over_seeds(rows, replace(base, heads_mode="gaussian"), head, seeds)
     figures: dict[str, Any] = {
