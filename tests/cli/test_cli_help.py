@@ -43,7 +43,7 @@ def test_help_teaches_the_settings(command: str) -> None:
         "--heads -K": "K, how many heads the rule looks at (1 to 1024). [default: 5]",
         "--dropout -p": "p, the probability that a unit of the hidden state is dropped (0 to below 1).",
         "--draft-length -L": "L, the most tokens proposed per round (0 to 128); 0 is plain decoding. [default: 5]",
-        "--token-floor": "0 is the paper. [default: 0.0]",
+        "--token-floor": "0 is the paper. [default: (0.1 for denoised verdicts of heads, else 0)]",
         "--max-tokens": "[default: 256]" if command == "generate" else "[default: 128]",
         "--target": "[default: demo:qwen2.5-coder]",
         "--draft": "prompt-lookup",
