@@ -296,7 +296,9 @@ def test_eagle3_drafts_naive_works_and_js_is_refused(
     write_eagle3(target, tmp_path, sorted(set(off[0] + off[1])))
     with support.engine(target, tmp_path, speculative={"method": "eagle3"}) as eagle:
         plain = params(max_tokens=48, ignore_eos=True)
-        naive = params("naive", {"dropout": 0.9, "heads": 64, "token_floor": 0.0}, seed=1, max_tokens=48, ignore_eos=True)
+        naive = params(
+            "naive", {"dropout": 0.9, "heads": 64, "token_floor": 0.0}, seed=1, max_tokens=48, ignore_eos=True
+        )
         nothing = params("naive", {"dropout": 0.0}, max_tokens=48, ignore_eos=True)
         outputs = ask(eagle, [prompts[0], prompts[1], prompts[1]], [plain, naive, nothing])
         assert ids(outputs[0]) == off[0]
