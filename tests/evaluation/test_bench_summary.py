@@ -63,7 +63,7 @@ def test_speeds_of_several_draft_lengths_are_compared_with_one(prompts: list[str
     assert task["cells"]["js:L=8"]["over_first"]["value"] == pytest.approx(0.5)
     assert task["best"] == "js"
     (sheet,) = sheets({"tasks": {"words": task}})
-    column = sheet.headings.index("speed over strict")
+    column = sheet.headings.index("speed over strict of its L")
     shown = {row[0]: row[column : column + 2] for row in sheet.rows}
     assert shown["strict"] == ("1", "1")
     assert shown["strict:L=8"][0] == "1"

@@ -56,8 +56,10 @@ def _cells(name: str, task: dict[str, Any]) -> Sheet:
     scored = (f"{metric} %", "against strict", "lost / gained", "p")
     quality = scored if metric else ("log-likelihood", "against strict")
     lengths = {baseline(cell) for cell in task["cells"]} > {task["first"]}
-    first = (f"speed over {task['first']}",) if lengths else ()
-    headings = ("cell", "n", "speed over strict", *first, "acceptance length", "lossy %", *quality, "cut", "looping")
+    speeds: tuple[str, ...] = ("speed over strict",)
+    if lengths:
+        speeds = ("speed over strict of its L", f"speed over {task['first']}")
+    headings = ("cell", "n", *speeds, "acceptance length", "lossy %", *quality, "cut", "looping")
     judges = [judge for judge in task["judges"] if judge["refused"] is None]
     headings += tuple(_judge_heading(judge, judges) for judge in judges)
     rows: list[tuple[str, ...]] = []
