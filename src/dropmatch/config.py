@@ -61,8 +61,9 @@ class AcceptanceConfig(_Config):
             denoised verdict, dropout for a sampled one. Where rows of the LM head cannot be gathered, dropout.
         gaussian_tokens: m, for how many of the target's likeliest tokens Gaussian heads are drawn.
         token_floor: a lossy acceptance also needs this probability in the heads' centroid, or under the target for
-            rules that look at no heads. None is TOKEN_FLOOR for denoised verdicts of heads, which alone kept the
-            quality of a 1.5B target (docs/results.md), and 0, the paper, for sampled ones and other rules.
+            rules that look at no heads. None is TOKEN_FLOOR where heads are asked and `verdict` is "denoised" or
+            "auto", since a 1.5B target kept its quality with it and not without (docs/results.md); and 0, the
+            paper, for "sampled" and for other rules.
         support: tokens that dropout heads are evaluated on. "shortlist": the likeliest tokens and one bucket for
             the rest; "full": the whole vocabulary (the reference); "auto": the shortlist where rows of the
             LM head can be gathered (a plain, unquantised linear layer), else full.
