@@ -17,8 +17,8 @@ pytestmark = pytest.mark.pair
 TARGET, DRAFT = "demo:qwen2.5-coder", "demo:qwen2.5-coder-draft"
 RULES: list[dict[str, Any]] = [
     {"dropmatch": "off"},
-    {"dropmatch": "naive", "dropmatch_dropout": 0.3},
-    {"dropmatch": "js", "dropmatch_dropout": 0.3},
+    {"dropmatch": "naive", "dropmatch_dropout": 0.3, "dropmatch_token_floor": 0.0},
+    {"dropmatch": "js", "dropmatch_dropout": 0.3, "dropmatch_token_floor": 0.0},
     {"dropmatch": "js", "dropmatch_dropout": 0.0},
 ]
 # one engine in a process of its own: two ranks bind their threads when they start
