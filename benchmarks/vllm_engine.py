@@ -6,29 +6,25 @@ import json
 import os
 import sys
 import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from common import spread
 from dropmatch.engines.vllm.environment import require_vllm, wanted
+from dropmatch.rule_text import parse_rule
 
 INSTRUCTION = "\nSolve it briefly, step by step, and end with a line 'Answer: <number>'."
-CELLS = "strict, RULE:P or RULE:P:MASK_SEED; for denoised verdicts RULE-denoised:P or RULE-denoised:P:STRICTNESS"
+CELLS = "RULE[:NAME=VALUE]... as in `dropmatch bench`: js:p=0.3, js:p=0.3:token_floor=0, js:p=0.3:sampled:mask_seed=1"
 
 
-def settings_of(cell: str, heads: int) -> dict[str, Any]:
+def settings_of(cell: str) -> dict[str, Any]:
     """Flat keys of a request for a cell, as CELLS says."""
-    name, _, rest = cell.partition(":")
-    rule, dash, verdict = name.partition("-")
-    dropout, _, more = rest.partition(":")
-    keys: dict[str, Any] = {"dropmatch": rule}
-    if dropout:
-        keys |= {"dropmatch_heads": heads, "dropmatch_dropout": float(dropout)}
-        keys["dropmatch_verdict"] = verdict if dash else "sampled"
-    if more:
-        keys |= {"dropmatch_strictness": float(more)} if dash else {"dropmatch_mask_seed": int(more)}
-    return keys
+    options = parse_rule(cell)
+    return {"dropmatch": options.pop("rule")} | {f"dropmatch_{name}": value for name, value in options.items()}
 
 
 def start_over_with_environment() -> None:
@@ -70,6 +66,7 @@ class Run:
         seconds: wall time.
         full_steps: seconds of each step in which the batch was full and nothing was prefilled.
         full_samplings: seconds that the rejection sampler took in each of them, verdicts included.
+        full_verdicts: seconds of it in dropmatch's own code.
         accepted, rounds, lossy: over all prompts.
     """
 
@@ -79,6 +76,7 @@ class Run:
     seconds: float = 0.0
     full_steps: list[float] = field(default_factory=list)
     full_samplings: list[float] = field(default_factory=list)
+    full_verdicts: list[float] = field(default_factory=list)
     accepted: int = 0
     rounds: int = 0
     lossy: int = 0
@@ -106,38 +104,44 @@ def run(llm: Any, prompts: list[str], settings: dict[str, Any], max_tokens: int,
     """
     from vllm import SamplingParams
 
+    from dropmatch.engines.vllm import verifier
+
     params = SamplingParams(**{"temperature": 0.0, "max_tokens": max_tokens, **sampling}, extra_args=dict(settings))
     chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
     engine = llm.llm_engine
     step, found = engine.step, Run()
     core = engine.engine_core.engine_core
     sampler = core.model_executor.driver_worker.worker.model_runner.rejection_sampler
-    forward, sampling_seconds = sampler.forward, [0.0]
-
-    def timed_forward(*args: Any, **kwargs: Any) -> Any:
-        start = time.perf_counter()
-        result = forward(*args, **kwargs)
-        sampling_seconds[0] = time.perf_counter() - start
-        return result
+    clock: dict[str, float] = defaultdict(float)  # seconds of this step
 
     def timed() -> Any:
         running = core.scheduler.running
         decodes = len(running) == batch and all(request.num_output_tokens for request in running)
+        clock.clear()
         start = time.perf_counter()
         outputs = step()
         if decodes and len(running) == batch:
             found.full_steps.append(time.perf_counter() - start)
-            found.full_samplings.append(sampling_seconds[0])
+            found.full_samplings.append(clock["sampler"])
+            found.full_verdicts.append(
+                clock["sampler"] - clock["vllm_sampler"] + clock["verify"] - clock["vllm_rejection_sample"]
+            )
         return outputs
 
-    engine.step, sampler.forward = timed, timed_forward
+    engine.step = timed
     llm.reset_prefix_cache()  # else the first setting on some prompts would read them for all that follow
     try:
-        start = time.perf_counter()
-        outputs = llm.chat(chats, params, use_tqdm=False)
-        found.seconds = time.perf_counter() - start
+        with (
+            _timed(type(sampler), "forward", clock, "sampler"),
+            _timed(type(sampler).__base__, "forward", clock, "vllm_sampler"),
+            _timed(verifier.Verifier, "verify", clock, "verify"),
+            _timed(verifier, "_rejection_sample", clock, "vllm_rejection_sample"),
+        ):
+            start = time.perf_counter()
+            outputs = llm.chat(chats, params, use_tqdm=False)
+            found.seconds = time.perf_counter() - start
     finally:
-        engine.step, sampler.forward = step, forward
+        engine.step = step
     for output in outputs:
         completion = output.outputs[0]
         found.texts.append(completion.text)
@@ -149,6 +153,25 @@ def run(llm: Any, prompts: list[str], settings: dict[str, Any], max_tokens: int,
             found.rounds += counts["rounds"]
             found.lossy += counts["lossy_tokens"]
     return found
+
+
+@contextmanager
+def _timed(owner: Any, name: str, clock: dict[str, float], key: str) -> Iterator[None]:
+    """While active, add up the seconds of a function."""
+    function = getattr(owner, name)
+
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            clock[key] += time.perf_counter() - start
+
+    setattr(owner, name, timed)
+    try:
+        yield
+    finally:
+        setattr(owner, name, function)
 
 
 def read_prompts(data: Path, name: str, count: int) -> list[dict[str, Any]]:

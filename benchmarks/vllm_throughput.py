@@ -1,7 +1,7 @@
 """Tokens per second of lossy rules over strict in vLLM, with GSM8K accuracy from the same runs.
 
     python benchmarks/vllm_throughput.py --data DIR --kind gsm8k --prompts 100 --batch 10 \
-        --cells js:0.1 js:0.2 js:0.3 naive:0.1 naive:0.2 naive:0.3 --json results/vllm_gsm8k.json
+        --cells js:p=0.3 js:p=0.3:token_floor=0 naive:p=0.3 --json results/vllm_gsm8k.json
 
 One engine; every cell decodes the same prompts, in groups of twice the batch, the cells in rotating order within
 a group. A ratio is that of one group; the figures are medians over groups. Finished groups are kept in FILE.jsonl,
@@ -35,7 +35,7 @@ def group_record(llm: Any, rows: list[dict[str, Any]], cell: str, options: Any) 
     """One cell on one group of prompts."""
     maths = options.kind == "gsm8k"
     prompts = [row["prompt"] + (INSTRUCTION if maths else "") for row in rows]
-    found = run(llm, prompts, settings_of(cell, options.heads), options.max_tokens, options.batch)
+    found = run(llm, prompts, settings_of(cell), options.max_tokens, options.batch)
     return {
         "cell": cell,
         "ids": [row["id"] for row in rows],
@@ -88,8 +88,7 @@ def main() -> None:
     parser.add_argument("--group", type=int, help="prompts per group; default: twice the batch")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("-L", "--draft-length", type=int, default=5)
-    parser.add_argument("-K", "--heads", type=int, default=5)
-    parser.add_argument("--cells", nargs="+", default=["js:0.3", "naive:0.3"], metavar="CELL", help=CELLS)
+    parser.add_argument("--cells", nargs="+", default=["js:p=0.3", "naive:p=0.3"], metavar="CELL", help=CELLS)
     options = parser.parse_args()
     if options.data is None or options.json is None:
         sys.exit("give --data, a folder with the prompt sets, and --json FILE")

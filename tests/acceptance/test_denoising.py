@@ -12,15 +12,17 @@ from hypothesis import strategies as st
 
 from acceptance import reference
 from acceptance.support import devices, make_evidence, random_head, to_device
-from dropmatch.acceptance import Evidence, Rule, Verdict, judge, reason_code, reason_name
+from dropmatch.acceptance import Evidence, Rule, Verdict, get_rule, judge, reason_code, reason_name
+from dropmatch.acceptance.denoising import _over_sets as over_sets
+from dropmatch.acceptance.denoising import denoised
 from dropmatch.config import AcceptanceConfig
 from dropmatch.errors import SettingError
-from dropmatch.heads import Cluster, build, build_sets
+from dropmatch.heads import Cluster, build
 from dropmatch.heads.build import HEAD_SETS
 
 HEAD = random_head(500, 40, 0.35)
 EVIDENCE = make_evidence(HEAD, 30, noise=2.0)
-DENOISED = AcceptanceConfig(verdict="denoised", gaussian_tokens=48)
+DENOISED = AcceptanceConfig(verdict="denoised", gaussian_tokens=48, token_floor=0.0)
 
 
 @pytest.mark.parametrize("cap", [None, 6.0])
@@ -142,11 +144,9 @@ def test_the_reason_is_the_commonest_of_those_that_accept() -> None:
         blank = Verdict.blank(code > 0, "exact")
         return blank.with_numbers(reason=code)
 
-    from dropmatch.acceptance.denoising import denoised
-
     rule = Rule(name="scripted", judge=scripted, summary="")
     two = EVIDENCE.rows(slice(0, 2))
-    made = denoised(rule, two, build_sets(two, DENOISED, HEAD), DENOISED)
+    made = denoised(rule, two, DENOISED, HEAD)
     assert made.accept.tolist() == [True, False]
     assert made.reason.tolist() == [js, 0]
     assert made.frequency.tolist() == [60 / 64, 10 / 64]
@@ -154,6 +154,48 @@ def test_the_reason_is_the_commonest_of_those_that_accept() -> None:
     # what has the size of the vocabulary is not copied for every set
     assert asked[0].clean_logits.numel() == asked[0].hidden.numel() == 0
     assert asked[0].draft_tokens.tolist() == EVIDENCE.draft_tokens[:2].repeat_interleave(HEAD_SETS).tolist()
+
+
+@pytest.mark.parametrize("rule", ["naive", "js"])
+def test_the_floor_is_asked_of_the_clean_distribution_first(rule: str) -> None:
+    """Rows that it refuses get no heads, and no others are refused for it."""
+    logits = EVIDENCE.clean_logits.double().numpy()
+    probs = np.exp(logits - logits.max(axis=1, keepdims=True))
+    probs = (probs / probs.sum(axis=1, keepdims=True))[np.arange(30), EVIDENCE.draft_tokens]  # [N]
+    floor = float(np.median(probs))
+    HEAD.calls.clear()
+    made = judge(EVIDENCE, replace(DENOISED, rule=rule, token_floor=floor), HEAD)
+    likely = torch.from_numpy(probs >= floor)
+    assert [shape[0] for kind, shape in HEAD.calls if kind == "rows"] == [int(likely.sum())]
+    assert torch.equal(made.frequency.isnan(), ~likely)
+    np.testing.assert_allclose(made.probability[~likely], probs[~likely], rtol=1e-4)
+    assert not bool(made.accept[~likely].any())
+    assert bool(made.accept[likely].any())
+    index = likely.nonzero().squeeze(1)
+    alone = judge(EVIDENCE.rows(index), replace(DENOISED, rule=rule, token_floor=floor), HEAD)
+    assert torch.equal(made.accept[index], alone.accept)
+    # a floor above all: no heads at all
+    HEAD.calls.clear()
+    nothing = judge(EVIDENCE, replace(DENOISED, rule=rule, token_floor=1.0), HEAD)
+    assert not bool(nothing.accept.any())
+    assert HEAD.calls == []
+
+
+@pytest.mark.parametrize("rule", ["naive", "js"])
+def test_heads_would_hardly_ever_accept_what_the_floor_refuses_beforehand(rule: str) -> None:
+    """E log p̄(ŷ) ≤ log p(ŷ): asked of the heads' centroids alone, the floor refuses nearly the same rows."""
+    many = make_evidence(HEAD, 600, noise=2.0, seed=3)
+    rows = torch.arange(600)
+    probability = many.clean_logits.softmax(dim=1)[rows, many.draft_tokens]
+    for floor in (0.02, 0.1):
+        config = replace(DENOISED, rule=rule, token_floor=floor)
+        made = judge(many, config, HEAD)
+        alone = over_sets(get_rule(rule), many, config, HEAD).accept  # asked of each set's centroid only
+        assert bool((made.accept <= alone).all())
+        differing = int((made.accept != alone).sum())
+        assert differing <= 6, differing
+        assert int((probability < floor).sum()) > 50
+        assert int(made.accept.sum()) > 10
 
 
 def test_js_says_majority_where_equation_6_rarely_holds() -> None:

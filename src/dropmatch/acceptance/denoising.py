@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
@@ -11,25 +10,40 @@ from torch import Tensor
 
 from dropmatch.acceptance.evidence import REJECTED, Evidence, Verdict, reason_count
 from dropmatch.config import AcceptanceConfig
-from dropmatch.heads import Cluster
+from dropmatch.heads import Head, build_sets, clean_probability
 
 if TYPE_CHECKING:
     from dropmatch.acceptance.registry import Rule
 
 
-def denoised(
-    rule: Rule, evidence: Evidence, clusters: Iterable[tuple[int, Cluster]], config: AcceptanceConfig
-) -> Verdict:
-    """Accept where at least `strictness` of the sets of heads accept.
+def denoised(rule: Rule, evidence: Evidence, config: AcceptanceConfig, head: Head) -> Verdict:
+    """Accept where the probability of acceptance over heads is at least `strictness`, and the floor lets it.
+
+    The clean distribution is the centroid without its noise, and E log p̄(ŷ) ≤ log p(ŷ) (log-sum-exp is convex). So the
+    floor is asked of the clean distribution first, which costs little, and heads are made for what it leaves.
 
     Args:
-        rule: asked about each set.
+        rule: asked about each set of heads.
         evidence: N rows.
-        clusters: as `build_sets` makes them.
         config: the settings.
+        head: the target's LM head.
     """
+    if config.floor == 0:
+        return _over_sets(rule, evidence, config, head)
+    probability = clean_probability(evidence)  # [N]
+    likely = probability >= config.floor
+    # how many rows are left is known on other devices only when they have been waited for
+    if likely.device.type != "cpu" or bool(likely.all()):
+        return _over_sets(rule, evidence, config, head).only(likely)
+    verdict = Verdict.blank(torch.zeros_like(likely), rule.name).with_numbers(probability=probability)
+    index = likely.nonzero().squeeze(1)  # [n]
+    return verdict.with_rows(index, _over_sets(rule, evidence.rows(index), config, head)) if len(index) else verdict
+
+
+def _over_sets(rule: Rule, evidence: Evidence, config: AcceptanceConfig, head: Head) -> Verdict:
+    """Accept where at least `strictness` of the sets of heads accept: N rows."""
     rows, parts = len(evidence), []
-    for sets, cluster in clusters:
+    for sets, cluster in build_sets(evidence, config, head):
         verdict = rule.judge(evidence.repeated(sets), cluster, config)  # N * sets rows
         parts.append({f.name: getattr(verdict, f.name).view(rows, sets) for f in fields(Verdict)})
     each = parts[0]  # [N, G]

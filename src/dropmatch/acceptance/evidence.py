@@ -107,7 +107,8 @@ class Verdict:
             no heads; NaN likewise.
         uniform_passes: [N] bool: radius so large that even a uniform draft would pass.
         frequency: [N] fp32 share of the sets of heads that accept; NaN where there is one set. Of a denoised
-            verdict the numbers above are means over the sets (votes rounded, `uniform_passes` by the majority).
+            verdict the numbers above are means over the sets (votes rounded, `uniform_passes` by the majority). Where
+            the floor refuses a row beforehand `probability` is the clean distribution's, and no other number is known.
     """
 
     accept: Tensor
@@ -144,6 +145,11 @@ class Verdict:
     def with_numbers(self, **numbers: Tensor) -> Verdict:
         """The same verdict with some of the numbers behind it, each [N]."""
         return replace(self, **numbers)
+
+    def with_rows(self, index: Tensor, rows: Verdict) -> Verdict:
+        """The same verdict but for some rows: [n] int64, their verdict."""
+        pairs = ((f.name, getattr(self, f.name), getattr(rows, f.name)) for f in fields(Verdict))
+        return Verdict(**{name: value.index_copy(0, index, part) for name, value, part in pairs})
 
     def only(self, mask: Tensor) -> Verdict:
         """The same verdict with acceptance taken back where mask [N] bool is False."""

@@ -11,7 +11,7 @@ from dropmatch.acceptance.evidence import Evidence, Verdict
 from dropmatch.acceptance.registry import Rule, get_rule
 from dropmatch.config import AcceptanceConfig
 from dropmatch.errors import SettingError
-from dropmatch.heads import Head, build_cluster, build_sets, common_vocab, rows_per_chunk
+from dropmatch.heads import Head, build_cluster, common_vocab, rows_per_chunk
 
 
 @torch.no_grad()
@@ -61,10 +61,11 @@ def _judge(rule: Rule, rows: Evidence, config: AcceptanceConfig, head: Head | No
     """The verdict on a few rows; their draft tokens are in the common vocabulary."""
     if head is None:
         return rule.judge(rows, None, config)
-    basis = rows if rule.needs_draft_distribution else _without_draft(rows, common_vocab(rows))
+    if not rule.needs_draft_distribution:
+        rows = _without_draft(rows, common_vocab(rows))
     if config.denoises(head.can_gather):
-        return denoised(rule, rows, build_sets(basis, config, head), config)
-    return rule.judge(rows, build_cluster(basis, config, head), config)
+        return denoised(rule, rows, config, head)
+    return rule.judge(rows, build_cluster(rows, config, head), config)
 
 
 def _without_draft(evidence: Evidence, vocab: int) -> Evidence:

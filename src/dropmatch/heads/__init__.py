@@ -3,7 +3,7 @@
 from dropmatch.heads.build import build_cluster, build_sets, check_heads, rows_per_chunk
 from dropmatch.heads.cluster import Cluster
 from dropmatch.heads.head import Finish, Head, gathered_logits
-from dropmatch.heads.support import common_vocab
+from dropmatch.heads.support import clean_probability, common_vocab
 from dropmatch.heads.vocabulary import likeliest_token
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "build_cluster",
     "build_sets",
     "check_heads",
+    "clean_probability",
     "common_vocab",
     "gathered_logits",
     "likeliest_token",

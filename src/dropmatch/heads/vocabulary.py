@@ -7,12 +7,14 @@ N rows, S tokens in a support, V in the vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 BLOCK = 64  # tokens whose maximum is looked at first when the likeliest are searched
+CPU_ROWS = 4  # the most rows of a vocabulary's size that are worked on at once on a CPU
 
 
 def likeliest_token(logits: Tensor) -> Tensor:
@@ -42,16 +44,16 @@ class Vocabulary:
 
     def __init__(self, logits: Tensor) -> None:
         self.logits = logits
-        # on a CPU row by row: what is larger comes from the system anew each time, which takes longer than the sums
-        self._size = 1 if logits.device.type == "cpu" else max(1, logits.shape[0])
-        self._parts = [part.float() for part in logits.split(self._size)]  # [n, V] each
+        # on a CPU a row for each thread: what is larger leaves the cache, and comes from the system anew each time
+        self._size = min(torch.get_num_threads(), CPU_ROWS) if logits.device.type == "cpu" else max(1, logits.shape[0])
         self._blocks, self._rest = divmod(logits.shape[1], BLOCK)
 
     @cached_property
     def _peaks(self) -> Tensor:
         """The largest logit of each block of BLOCK tokens: [N, blocks]."""
         body = self._blocks * BLOCK
-        return torch.cat([part[:, :body].unflatten(1, (self._blocks, BLOCK)).amax(dim=2) for part in self._parts])
+        parts = (part[:, :body].float() for part in self.logits.split(self._size))  # bf16 is reduced much more slowly
+        return torch.cat([part.unflatten(1, (self._blocks, BLOCK)).amax(dim=2) for part in parts])
 
     def likeliest(self, count: int) -> tuple[Tensor, Tensor]:
         """Logits and ids of the likeliest tokens, first to last, the lower id first on a tie: [N, m] fp32, [N, m]."""
@@ -66,16 +68,27 @@ class Vocabulary:
         return values, ids.gather(1, order)
 
     def split(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits on a support, and log-sum-exp of the rest: [N, S] -> [N, S], [N], both fp32."""
-        peak = self.logits.amax(dim=1) if self._blocks == 0 else self._peaks.amax(dim=1)  # [N]
-        if self._blocks and self._rest:
-            peak = torch.maximum(peak, self.logits[:, -self._rest :].amax(dim=1))
-        peak = torch.where(peak.isneginf(), 0.0, peak.float())[:, None]
-        sums = []
-        for part, top, ids in zip(self._parts, peak.split(self._size), token_ids.split(self._size), strict=True):
-            mass = (part - top).exp_()  # [n, V]: the one temporary of that size
-            sums.append(mass.scatter_(1, ids, 0.0).sum(dim=1))
-        return self._at(token_ids), torch.cat(sums).log() + peak.squeeze(1)
+        """Logits on a support that has the likeliest token, and log-sum-exp of the rest: [N, S] -> [N, S], [N] fp32."""
+        values = self._at(token_ids)
+        likeliest = values.argmax(dim=1, keepdim=True)  # [N, 1]
+        known, outside = [], []
+        parts = (token_ids.split(self._size), likeliest.split(self._size))
+        for probs, ids, best in zip(self._probs(), *parts, strict=True):
+            known.append(probs.gather(1, ids.gather(1, best)))
+            outside.append(probs.scatter_(1, ids, 0.0).sum(dim=1, keepdim=True))
+        # log-sum-exp of all is what a token has, less the logarithm of its probability
+        tail = values.gather(1, likeliest) + (torch.cat(outside) / torch.cat(known)).log()  # [N, 1]
+        return values, torch.where(tail.isnan(), -torch.inf, tail).squeeze(1)
+
+    def probability(self, tokens: Tensor) -> Tensor:
+        """[N] -> [N] fp32."""
+        parts = zip(self._probs(), tokens[:, None].split(self._size), strict=True)
+        return torch.cat([probs.gather(1, token) for probs, token in parts]).squeeze(1)
+
+    def _probs(self) -> Iterator[Tensor]:
+        """The softmax of some rows at a time, in order: [n, V] fp32; the fastest that torch has with an exponential."""
+        for part in self.logits.split(self._size):
+            yield torch.softmax(part, dim=1, dtype=torch.float32)
 
     def _candidates(self, count: int) -> Tensor:
         """Ids among which the likeliest are; in order if they are m: [N, m or more].

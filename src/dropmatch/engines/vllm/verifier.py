@@ -163,6 +163,7 @@ class Verifier:
                 )
         finally:
             Verifier.uniforms = None
+            step.target_logits = step.target_logits.new_empty(0)  # as large as any of vLLM's, which is done with them
         self.report = self._reasons(step.requests, num_draft_tokens, tokens, reasons, greedy)
         return tokens
 
