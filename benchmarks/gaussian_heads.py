@@ -145,9 +145,9 @@ def milliseconds(rows: Evidence, head: Head, repeats: int) -> dict[str, Any]:
     ways = {
         "js, dropout": AcceptanceConfig("js", verdict="sampled"),
         "js, gaussian": AcceptanceConfig("js", verdict="sampled", heads_mode="gaussian"),
-        "js, denoised": AcceptanceConfig("js", verdict="denoised"),
+        "js, denoised": AcceptanceConfig("js", verdict="denoised", token_floor=0.0),
         "naive, dropout": AcceptanceConfig("naive", verdict="sampled"),
-        "naive, denoised": AcceptanceConfig("naive", verdict="denoised"),
+        "naive, denoised": AcceptanceConfig("naive", verdict="denoised", token_floor=0.0),
     }
     times: dict[str, list[float]] = {name: [] for name in ways}
     for i in range(repeats + 1):

@@ -32,7 +32,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "js-full": {"rule": "js", "support": "full"},
     "js-gaussian": {"rule": "js", "verdict": "sampled", "heads_mode": "gaussian"},
     "js-denoised": {"rule": "js", "verdict": "denoised"},
+    "js-denoised-no-floor": {"rule": "js", "verdict": "denoised", "token_floor": 0.0},
     "naive-denoised": {"rule": "naive", "verdict": "denoised"},
+    "naive-denoised-no-floor": {"rule": "naive", "verdict": "denoised", "token_floor": 0.0},
 }
 
 

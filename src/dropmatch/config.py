@@ -60,10 +60,10 @@ class AcceptanceConfig(_Config):
             for the likeliest tokens from the distribution that dropout gives their logits; "auto": gaussian for a
             denoised verdict, dropout for a sampled one. Where rows of the LM head cannot be gathered, dropout.
         gaussian_tokens: m, for how many of the target's likeliest tokens Gaussian heads are drawn.
-        token_floor: a lossy acceptance also needs this probability in the heads' centroid (for a denoised verdict
-            under the target as well), or under the target for rules that look at no heads. None is TOKEN_FLOOR where
-            heads are asked and `verdict` is "denoised" or "auto", since a 1.5B target kept its quality with it and not
-            without (docs/results.md); and 0, the paper, for "sampled" and for other rules.
+        token_floor: a lossy acceptance also needs this probability in the heads' centroid, or under the target for
+            rules that look at no heads. None is TOKEN_FLOOR where heads are asked and `verdict` is "denoised" or
+            "auto", since a 1.5B target kept its quality with it and not without (docs/results.md); and 0, the
+            paper, for "sampled" and for other rules.
         support: tokens that dropout heads are evaluated on. "shortlist": the likeliest tokens and one bucket for
             the rest; "full": the whole vocabulary (the reference); "auto": the shortlist where rows of the
             LM head can be gathered (a plain, unquantised linear layer), else full.

@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
 
 def denoised(rule: Rule, evidence: Evidence, config: AcceptanceConfig, head: Head) -> Verdict:
-    """Accept where the probability of acceptance over heads is at least `strictness`, and the floor lets it.
+    """Accept where the probability of acceptance over heads is at least `strictness`.
 
-    The clean distribution is the centroid without its noise, and E log p̄(ŷ) ≤ log p(ŷ) (log-sum-exp is convex). So the
-    floor is asked of the clean distribution first, which costs little, and heads are made for what it leaves.
+    With a floor, rows that it refuses anyway get no heads: log p̄(ŷ) is a concave function of the heads' logits, whose
+    mean are the clean ones. So where p(ŷ) is below the floor, the logits with p̄(ŷ) at or above it are a convex set
+    without the mean, and a Gaussian has at most half of its mass there.
 
     Args:
         rule: asked about each set of heads.
@@ -28,16 +29,17 @@ def denoised(rule: Rule, evidence: Evidence, config: AcceptanceConfig, head: Hea
         config: the settings.
         head: the target's LM head.
     """
-    if config.floor == 0:
+    if config.floor == 0 or config.strictness < 0.5:
         return _over_sets(rule, evidence, config, head)
     probability = clean_probability(evidence)  # [N]
-    likely = probability >= config.floor
-    # how many rows are left is known on other devices only when they have been waited for
-    if likely.device.type != "cpu" or bool(likely.all()):
-        return _over_sets(rule, evidence, config, head).only(likely)
-    verdict = Verdict.blank(torch.zeros_like(likely), rule.name).with_numbers(probability=probability)
+    likely = probability >= config.floor  # [N]
+    refused = Verdict.blank(torch.zeros_like(likely), "exact").with_numbers(probability=probability)
+    if likely.device.type != "cpu":  # to learn how many rows are left would mean waiting for the device
+        return refused.where(likely, _over_sets(rule, evidence, config, head))
     index = likely.nonzero().squeeze(1)  # [n]
-    return verdict.with_rows(index, _over_sets(rule, evidence.rows(index), config, head)) if len(index) else verdict
+    if len(index) == len(evidence):
+        return _over_sets(rule, evidence, config, head)
+    return refused.with_rows(index, _over_sets(rule, evidence.rows(index), config, head)) if len(index) else refused
 
 
 def _over_sets(rule: Rule, evidence: Evidence, config: AcceptanceConfig, head: Head) -> Verdict:

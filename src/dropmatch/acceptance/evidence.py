@@ -106,9 +106,10 @@ class Verdict:
         probability: [N] fp32 what the centroid gives the draft token, or the clean distribution where a rule looks at
             no heads; NaN likewise.
         uniform_passes: [N] bool: radius so large that even a uniform draft would pass.
-        frequency: [N] fp32 share of the sets of heads that accept; NaN where there is one set. Of a denoised
+        frequency: [N] fp32 share of the sets of heads that accept; NaN where there is one set, or none. Of a denoised
             verdict the numbers above are means over the sets (votes rounded, `uniform_passes` by the majority). Where
-            the floor refuses a row beforehand `probability` is the clean distribution's, and no other number is known.
+            the floor refuses a row before heads are made `probability` is the clean distribution's, and no other
+            number is known.
     """
 
     accept: Tensor
@@ -150,6 +151,11 @@ class Verdict:
         """The same verdict but for some rows: [n] int64, their verdict."""
         pairs = ((f.name, getattr(self, f.name), getattr(rows, f.name)) for f in fields(Verdict))
         return Verdict(**{name: value.index_copy(0, index, part) for name, value, part in pairs})
+
+    def where(self, mask: Tensor, other: Verdict) -> Verdict:
+        """The same verdict but for the rows of mask [N] bool, which another one has, of as many rows."""
+        pairs = ((f.name, getattr(self, f.name), getattr(other, f.name)) for f in fields(Verdict))
+        return Verdict(**{name: torch.where(mask, theirs, ours) for name, ours, theirs in pairs})
 
     def only(self, mask: Tensor) -> Verdict:
         """The same verdict with acceptance taken back where mask [N] bool is False."""

@@ -61,11 +61,10 @@ def _judge(rule: Rule, rows: Evidence, config: AcceptanceConfig, head: Head | No
     """The verdict on a few rows; their draft tokens are in the common vocabulary."""
     if head is None:
         return rule.judge(rows, None, config)
-    if not rule.needs_draft_distribution:
-        rows = _without_draft(rows, common_vocab(rows))
+    basis = rows if rule.needs_draft_distribution else _without_draft(rows, common_vocab(rows))
     if config.denoises(head.can_gather):
-        return denoised(rule, rows, config, head)
-    return rule.judge(rows, build_cluster(rows, config, head), config)
+        return denoised(rule, basis, config, head)
+    return rule.judge(rows, build_cluster(basis, config, head), config)
 
 
 def _without_draft(evidence: Evidence, vocab: int) -> Evidence:

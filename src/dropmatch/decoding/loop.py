@@ -173,6 +173,7 @@ def _count(statistics: Statistics, block: Block) -> None:
     statistics.lossy += sum(not entry.exact for entry in kept)
     statistics.reasons.update(entry.reason for entry in kept)
     statistics.lengths[len(kept)] += 1
-    judged = [entry for entry in left if entry.probability is not None]
-    statistics.judged += len(judged)
-    statistics.uniform_passes += sum(bool(entry.uniform_passes) for entry in judged)
+    statistics.judged += sum(entry.probability is not None for entry in left)
+    compared = [entry.uniform_passes for entry in left if entry.uniform_passes is not None]
+    statistics.compared += len(compared)
+    statistics.uniform_passes += sum(compared)

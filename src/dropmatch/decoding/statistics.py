@@ -23,7 +23,8 @@ class Statistics:
         lossy: accepted draft tokens that lossless decoding would have refused.
         lengths: rounds by how many draft tokens they accepted.
         judged: rows that the rule was asked about.
-        uniform_passes: judged rows where even a uniform draft would have passed.
+        compared: those of them whose draft distribution was compared with the heads.
+        uniform_passes: compared rows where even a uniform draft would have passed.
         draft_seconds: time spent drafting.
         verify_seconds: time spent in the target's forward.
         judge_seconds: time spent on the verdict.
@@ -36,6 +37,7 @@ class Statistics:
     generated: int = 0
     lossy: int = 0
     judged: int = 0
+    compared: int = 0
     uniform_passes: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     lengths: Counter[int] = field(default_factory=Counter)

@@ -33,7 +33,7 @@ class DraftTokenTrace:
         js: JS(draft ‖ centroid); None where the rule was not asked or does not look at it. Likewise the rest.
         radius: the largest JS(head ‖ centroid).
         votes: how many heads chose the token.
-        probability: what the heads' centroid gives it.
+        probability: what the heads' centroid gives it; the target, where the floor refused it before heads were made.
         uniform_passes: whether even a uniform draft would have passed.
         frequency: share of the sets of heads that accept, where the verdict is denoised.
     """

@@ -75,7 +75,7 @@ class Vocabulary:
         parts = (token_ids.split(self._size), likeliest.split(self._size))
         for probs, ids, best in zip(self._probs(), *parts, strict=True):
             known.append(probs.gather(1, ids.gather(1, best)))
-            outside.append(probs.scatter_(1, ids, 0.0).sum(dim=1, keepdim=True))
+            outside.append(_row_sums(probs.scatter_(1, ids, 0.0)))
         # log-sum-exp of all is what a token has, less the logarithm of its probability
         tail = values.gather(1, likeliest) + (torch.cat(outside) / torch.cat(known)).log()  # [N, 1]
         return values, torch.where(tail.isnan(), -torch.inf, tail).squeeze(1)
@@ -86,7 +86,7 @@ class Vocabulary:
         return torch.cat([probs.gather(1, token) for probs, token in parts]).squeeze(1)
 
     def _probs(self) -> Iterator[Tensor]:
-        """The softmax of some rows at a time, in order: [n, V] fp32; the fastest that torch has with an exponential."""
+        """The softmax of some rows at a time, in order: [n, V] fp32. It is faster than torch's exponential alone."""
         for part in self.logits.split(self._size):
             yield torch.softmax(part, dim=1, dtype=torch.float32)
 
@@ -108,3 +108,10 @@ class Vocabulary:
     def _at(self, token_ids: Tensor) -> Tensor:
         """[N, n] -> [N, n] fp32."""
         return self.logits.gather(1, token_ids).float()
+
+
+def _row_sums(values: Tensor) -> Tensor:
+    """[n, V] -> [n, 1]; on a CPU one by one, since a row alone is added up in another order than one of several."""
+    if values.device.type != "cpu":
+        return values.sum(dim=1, keepdim=True)
+    return torch.stack([row.sum() for row in values])[:, None]

@@ -240,12 +240,12 @@ def check_acceptance(
 
 def warn_if_noisy(statistics: Statistics, acceptance: AcceptanceConfig) -> None:
     """Warn the caller outside this package where eq. 6 accepted nearly anything."""
-    judged, passes = statistics.judged, statistics.uniform_passes
-    if judged >= NOISY_ROWS and passes >= NOISY_SHARE * judged:
+    compared, passes = statistics.compared, statistics.uniform_passes
+    if compared >= NOISY_ROWS and passes >= NOISY_SHARE * compared:
         floor = acceptance.floor
         what = f"only token_floor={floor} holds tokens back there" if floor else "set token_floor (for example 0.1)"
         warnings.warn(
-            f"at {passes} of {judged} judged positions even a uniform draft would have passed: the heads of this "
+            f"at {passes} of {compared} judged positions even a uniform draft would have passed: the heads of this "
             f"model are too dispersed for dropout p={acceptance.dropout}. Lower dropout, or use rule 'naive'; {what}",
             NoisyHeadsWarning,
             stacklevel=_callers_level(),

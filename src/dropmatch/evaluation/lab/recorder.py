@@ -66,6 +66,7 @@ class Recorder:
         self._draft: _Draft | None = None  # of the round that runs
         self._committed = 0  # tokens of the last round
         self._head_ids: set[int] = set()
+        self._vocab: int | None = None
         self._draft_vocab: int | None = None
         self._sequence: list[int] = []  # the text so far, prompt included
 
@@ -130,7 +131,7 @@ class Recorder:
             tensors,
             {
                 **about,
-                "vocab": head.vocab_size,
+                "vocab": self._vocab or head.vocab_size,
                 "draft_vocab": self._draft_vocab,
                 "tokens": min(self._tokens, head.vocab_size),
                 "head_tokens": min(HEAD_TOKENS, head.vocab_size),
@@ -152,7 +153,7 @@ class Recorder:
         """What is kept of m mismatches."""
         if rows.bias is not None:
             raise SettingError("requests with logits processors (min_tokens, constraints) cannot be recorded")
-        vocab = common_vocab(rows)
+        vocab = self._vocab = common_vocab(rows)  # what no rule looks beyond
         likeliest = Vocabulary(rows.clean_logits[:, :vocab]).likeliest(min(self._tokens, vocab))[1]  # [m, M]
         parts, head_parts = [likeliest, rows.draft_tokens[:, None]], [likeliest[:, :HEAD_TOKENS]]
         if rows.draft_logits is not None:
@@ -162,12 +163,12 @@ class Recorder:
         ids = torch.cat(parts, dim=1)  # [m, S]
         wanted = ids if self._dropout_heads else torch.cat([*head_parts, rows.draft_tokens[:, None]], dim=1)
         self._head_ids.update(wanted.flatten().tolist())
-        clean, clean_rest = Vocabulary(rows.clean_logits).split(ids)
+        clean, clean_rest = Vocabulary(rows.clean_logits[:, :vocab]).split(ids)
         dtype = rows.clean_logits.dtype
         kept = {"hidden": rows.hidden, "ids": ids.int(), "clean": clean.to(dtype), "clean_rest": clean_rest}
         if rows.draft_logits is not None:
-            draft, draft_rest = Vocabulary(rows.draft_logits).split(ids)
-            self._draft_vocab = rows.draft_logits.shape[1]
+            draft, draft_rest = Vocabulary(rows.draft_logits[:, :vocab]).split(ids)
+            self._draft_vocab = vocab
             kept |= {"draft": draft.to(rows.draft_logits.dtype), "draft_rest": draft_rest}
         return {name: value.cpu() for name, value in kept.items()}
 
