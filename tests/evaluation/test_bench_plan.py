@@ -35,6 +35,9 @@ def test_strict_is_there_once_for_each_draft_length() -> None:
     assert cells(["strict", "js"], ()) == ("strict", "js")
     assert cells([], ()) == ("strict",)
     assert cells(["js:p=0.2", "js:dropout=0.2"], ()) == ("strict", "js:p=0.2")
+    # the usual length and the usual p may be said or not
+    assert cells(["js:L=5", "js:L=10"], ()) == ("strict", "strict:L=10", "js", "js:L=10")
+    assert cells(["js", "js:p=0.3", "js:K=5:p=0.3"], ()) == ("strict", "js")
     assert baseline("js:p=0.2:L=10") == "strict:L=10"
     assert baseline("js:p=0.2") == "strict"
 
@@ -46,6 +49,11 @@ def test_seeds_make_cells_of_sampled_verdicts_only() -> None:
         "strict", "js", f"{sampled}:mask_seed=0", f"{sampled}:mask_seed=1", "typical", "naive:mask_seed=7"
     )  # fmt: skip
     assert without_seed(f"{sampled}:mask_seed=1") == sampled
+
+
+def test_one_file_is_one_task() -> None:
+    assert TaskChoice("./data//a.jsonl").name == TaskChoice("data/a.jsonl").name == "data/a.jsonl"
+    assert TaskChoice("gsm8k").name == "gsm8k"
 
 
 def test_a_cell_is_settings() -> None:

@@ -19,6 +19,9 @@ from bench_support import Batched, Words, plan_of, run, write_prompts
 from dropmatch.errors import SettingError
 from dropmatch.evaluation.backends import Group
 from dropmatch.evaluation.backends.hf import HuggingFace
+from dropmatch.evaluation.bench import worker
+from dropmatch.evaluation.bench.lines import append_lines, read_lines
+from dropmatch.evaluation.bench.lock import alone
 from dropmatch.evaluation.bench.plan import Plan
 from dropmatch.evaluation.bench.store import Store
 from dropmatch.evaluation.bench.summary import summarise
@@ -72,6 +75,63 @@ def test_settings_that_changed_are_refused(prompts: list[str], tmp_path: Path) -
         Store(tmp_path, plan_of("js", max_tokens=8, tasks=[{"name": "words", "data": "x.jsonl"}]))
 
 
+class Reads(Batched):
+    """Is interrupted in its second reading of texts."""
+
+    def __init__(self, interrupted: bool) -> None:
+        super().__init__()
+        self.interrupted, self.read = interrupted, []
+
+    def generate(self, examples: Sequence[Example], options: Mapping[str, Any], max_tokens: int) -> Group:
+        group = super().generate(examples, options, max_tokens)
+        own = [replace(output, text=f"{options['rule']} {output.text}") for output in group.outputs]
+        return Group(own, group.seconds)
+
+    def log_likelihoods(self, examples: Sequence[Example], texts: Sequence[str]) -> list[float | None]:
+        if self.interrupted and self.read:
+            raise KeyboardInterrupt
+        self.read.append(len(texts))
+        return super().log_likelihoods(examples, texts)
+
+
+def test_likelihoods_are_kept_as_they_come(prompts: list[str], tmp_path: Path) -> None:
+    class Open(Words):
+        metric = None
+
+    plan, task = plan_of("js", max_tokens=8), Open(prompts)
+    first, second = Reads(interrupted=True), Reads(interrupted=False)
+    with pytest.raises(KeyboardInterrupt):
+        run(plan, tmp_path, first, task)
+    assert first.read == [4]
+    store, progress = run(plan, tmp_path, second, task)
+    assert second.read == [1, 4, 1]
+    assert [what for what in progress.order if "scoring" in what] == [
+        "words, scoring strict, 1/1",
+        "words, scoring js, 4/5",
+        "words, scoring js, 5/5",
+    ]
+    assert all(store.scores["words", cell, str(i)] for cell in ("strict", "js") for i in range(5))
+
+
+def test_a_default_that_changed_is_refused(prompts: list[str], tmp_path: Path) -> None:
+    plan = plan_of("js:p=0.2", max_tokens=8, limit=2)
+    run(plan, tmp_path, Batched(), Words(prompts))
+    path = tmp_path / "plan.json"
+    kept = json.loads(path.read_text())
+    assert kept["cells"]["js:p=0.2"]["token_floor"] == 0.1
+    kept["cells"]["js:p=0.2"]["token_floor"] = 0.0  # as an older version would have written it
+    path.write_text(json.dumps(kept))
+    message = (
+        r"holds js:p=0.2 as it was with token_floor=0.0, whose default has become 0.1: give another --out, or write "
+        r"js:p=0.2:token_floor=0.0 for the old one"
+    )
+    with pytest.raises(SettingError, match=message):
+        run(plan, tmp_path, Batched(), Words(prompts))
+    # other cells go on, and what is there can be reported
+    run(plan_of("js:p=0.2:token_floor=0.0", max_tokens=8, limit=2), tmp_path, Batched(), Words(prompts))
+    assert "js:p=0.2" in Plan.load(tmp_path).rules
+
+
 class Longer(Words):
     """The same examples by name, and one of them with another prompt."""
 
@@ -96,6 +156,60 @@ def test_the_folder_knows_all_that_was_run(prompts: list[str], tmp_path: Path) -
     assert (plan.rules, plan.limit) == (("strict", "js", "naive"), None)
     cells = summarise(plan, Store(tmp_path, plan), {"words": "length"})["tasks"]["words"]["cells"]
     assert {name: cell["examples"] for name, cell in cells.items()} == {"strict": 5, "js": 5, "naive": 2}
+
+
+def test_a_lower_limit_takes_nothing_away(prompts: list[str], tmp_path: Path) -> None:
+    tasks = [{"name": "words", "limit": 4}]
+    run(plan_of("js", max_tokens=8, tasks=tasks), tmp_path, Batched(), Words(prompts))
+    fewer = plan_of("js", max_tokens=8, tasks=[{"name": "words", "limit": 3}])
+    _, progress = run(fewer, tmp_path, Batched(), Words(prompts))
+    assert (progress.measured, progress.found) == (0, 4)
+    plan = Plan.load(tmp_path)
+    assert plan.tasks[0].limit == 4
+    cells = summarise(plan, Store(tmp_path, plan), {"words": "length"})["tasks"]["words"]["cells"]
+    assert {cell["examples"] for cell in cells.values()} == {4}
+
+
+def test_a_process_that_ends_early_fails_what_it_left(prompts: list[str], tmp_path: Path) -> None:
+    """vLLM's: what was done before stays done."""
+    plan, task = plan_of("js", "naive:L=8", max_tokens=8), Words(prompts)
+    run(plan_of("js", max_tokens=8), tmp_path, Batched(), task)
+    for length in (5, 8):
+        worker._note_failure(plan, tmp_path, [task], length, -11)
+    store = Store(tmp_path, plan)
+    assert sorted(store.failures) == [("words", "naive:L=8"), ("words", "strict:L=8")]
+    assert "with L=8 ended with exit code -11" in store.failures["words", "naive:L=8"]
+    # texts without scores: they are done, and their scoring is not
+    (tmp_path / "scores.jsonl").unlink()
+    worker._note_failure(plan, tmp_path, [task], 5, 1)
+    assert Store(tmp_path, plan).failures["words", "js"].startswith("scoring: the process that ran vLLM with L=5")
+    store, _ = run(plan, tmp_path, Batched(), task)
+    assert store.failures == Store(tmp_path, plan).failures == {}
+
+
+def test_two_processes_do_not_write_to_one_folder(prompts: list[str], tmp_path: Path) -> None:
+    with alone(tmp_path):
+        with pytest.raises(SettingError, match="another process of dropmatch is writing there: wait"):
+            worker.run(plan_of("js", max_tokens=8), tmp_path, [Words(prompts)])
+        with alone(tmp_path, worker.WORKER):
+            pass
+    with alone(tmp_path):
+        pass
+
+
+def test_reading_changes_no_file_that_is_being_written(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    append_lines(path, [{"a": 1}, {"a": "\u2028ü"}])
+    with path.open("ab") as file:
+        file.write(b'{"a": 3')
+    size = path.stat().st_size
+    assert read_lines(path) == [{"a": 1}, {"a": "\u2028ü"}]
+    assert path.stat().st_size == size
+    append_lines(path, [{"a": 4}])
+    assert read_lines(path) == [{"a": 1}, {"a": "\u2028ü"}, {"a": 4}]
+    path.write_bytes(b'{"a"')
+    append_lines(path, [{"a": 5}])
+    assert read_lines(path) == [{"a": 5}]
 
 
 def test_a_text_that_is_decoded_anew_is_scored_anew(prompts: list[str], tmp_path: Path) -> None:

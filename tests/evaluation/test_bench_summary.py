@@ -33,6 +33,10 @@ def test_the_summary_is_what_the_records_say(tiny: Any, prompts: list[str], tmp_
         entry = task["cells"][cell]
         rounds, accepted = sum(o["rounds"] for o in outputs), sum(o["accepted"] for o in outputs)
         assert entry["acceptance_length"] == pytest.approx(1 + accepted / rounds)
+        interval = entry["acceptance_length_interval"]
+        assert interval["low"] <= interval["value"] == pytest.approx(1 + accepted / rounds)
+        each = [1 + o["accepted"] / o["rounds"] for o in outputs]
+        assert min(each) <= interval["low"] <= interval["high"] <= max(each)
         assert entry["score"]["value"] == pytest.approx(sum(len(o["text"].split()) >= 20 for o in outputs) / 5)
         assert entry["truncated"] == sum(o["finish"] == "length" for o in outputs)
         first = entry["accepted_by_position"][0]
@@ -82,6 +86,56 @@ def test_a_cell_without_its_strict_one_has_no_speed(prompts: list[str], tmp_path
     task = summarise(plan, store, {"words": "length"})["tasks"]["words"]
     (sheet,) = sheets({"tasks": {"words": task}})
     assert {row[0]: row[2] for row in sheet.rows}["js:L=8"] == ""
+    assert task["cells"]["js:L=8"]["over_first"]  # faster, perhaps, and compared with nothing
+    assert task["best"] != "js:L=8"
+
+
+def test_speeds_are_compared_where_cells_ran_by_turns(prompts: list[str], tmp_path: Path) -> None:
+    """What was decoded on another day is compared in its texts only."""
+
+    class Fast(Batched):
+        def generate(self, examples: Sequence[Example], options: Mapping[str, Any], max_tokens: int) -> Group:
+            group = super().generate(examples, options, max_tokens)
+            return Group(group.outputs, 0.5 if options["rule"] == "strict" else 0.25)
+
+    task = Words(prompts, tokens=1)
+    run(plan_of("js", max_tokens=8, limit=2), tmp_path, Fast(), task)
+    run(plan_of("js", "naive", max_tokens=8, limit=4), tmp_path, Fast(), task)
+    plan = plan_of("js", "naive", max_tokens=8)
+    found = summarise(plan, Store(tmp_path, plan), {"words": "length"})["tasks"]["words"]
+    assert found["cells"]["js"]["over_strict"] == {"value": 2.0, "low": 2.0, "high": 2.0, "pairs": 2}
+    assert found["cells"]["naive"]["over_strict"]["pairs"] == 1  # of its two groups
+    (sheet,) = sheets({"tasks": {"words": found}})
+    assert {row[0]: row[2] for row in sheet.rows} == {"strict": "1", "js": "2.00 (2 groups)", "naive": "2.00 (1 group)"}
+
+    again = tmp_path / "again"
+    run(plan_of(max_tokens=8), again, Fast(), task)
+    run(plan_of("js", max_tokens=8), again, Fast(), task)
+    plan = plan_of("js", max_tokens=8)
+    found = summarise(plan, Store(again, plan), {"words": "length"})["tasks"]["words"]
+    assert found["cells"]["js"]["over_strict"] is None
+    assert found["cells"]["js"]["against_strict"]["n"] == 5
+    assert found["best"] is None
+    (sheet,) = sheets({"tasks": {"words": found}})
+    assert any(note.startswith("No speed for js: decoded at another time than strict") for note in sheet.notes)
+
+
+def test_a_rule_of_several_seeds_wins_by_their_mean() -> None:
+    def cell(rule: str, speed: float, **more: Any) -> dict[str, Any]:
+        over = {"value": speed, "low": speed, "high": speed, "pairs": 9}
+        return {"rule": {"rule": rule}, "over_first": over, "over_strict": over, "flags": [], **more}
+
+    cells = {
+        "strict": cell("strict", 1.0),
+        "naive": cell("naive", 1.3),
+        "js:verdict=sampled:mask_seed=0": cell("js", 1.5),
+        "js:verdict=sampled:mask_seed=1": cell("js", 1.0),
+    }
+    assert best(cells) == "naive"
+    cells["js:verdict=sampled:mask_seed=1"] = cell("js", 1.2)
+    assert best(cells) == "js:verdict=sampled"
+    cells["js:verdict=sampled:mask_seed=1"]["flags"] = ["loops"]
+    assert best(cells) == "naive"
 
 
 def test_few_losses_are_not_measurable() -> None:
@@ -92,6 +146,7 @@ def test_few_losses_are_not_measurable() -> None:
         "strict": {"rule": {"rule": "strict"}, "over_first": one, "flags": []},
         "js": {"rule": {"rule": "js"}, "over_first": {**one, "value": 1.2}, "flags": [], "against_strict": entry},
     }
+    cells["js"]["over_strict"] = one
     assert best(cells) == "js"
     cells["js"]["against_strict"] = asdict(paired([1.0] * 100, [0.0] * 8 + [1.0] * 92))
     assert best(cells) is None

@@ -167,9 +167,11 @@ def bench(
         except KeyboardInterrupt:
             interrupted = True
             say(errors, "", "interrupted: give the same command again to go on")
+    if (out / "plan.json").exists():
+        plan = Plan.load(out)  # with what was run there before
     store = Store(out, plan)
     if store.groups or store.failures:
-        output.print(write_report(plan, store, {each.name: each.metric for each in tasks}))
+        output.print(write_report(plan, store, {each.name: each.metric for each in tasks_of(plan)}))
         say(errors, "", f"written: {', '.join(str(path) for path in sorted(out.glob('report.*')))}")
     if interrupted:
         raise typer.Exit(INTERRUPTED)

@@ -53,14 +53,17 @@ def task_of(settings: Mapping[str, Any]) -> tuple[Task, list[Example]]:
     """The task of checked settings, and its examples.
 
     Raises:
-        SettingError: there is none of that name, or its data cannot be read.
+        SettingError: there is none of that name, its data cannot be read, or several examples have one id.
     """
     from dropmatch.evaluation.bench.plan import parse_tasks
+    from dropmatch.evaluation.bench.runner import check_ids
     from dropmatch.evaluation.tasks.choose import choose_task
 
     choice = parse_tasks([settings["task"]])[0]
     task = choose_task(choice["name"], choice["data"], chat=not settings["raw"])
-    return task, task.examples(settings["limit"])
+    examples = task.examples(settings["limit"])
+    check_ids(task.name, examples)
+    return task, examples
 
 
 def target_alone(name: str, settings: Mapping[str, Any]) -> Engine:

@@ -72,6 +72,23 @@ def ratio_interval(above: Sequence[float], below: Sequence[float], seed: int = 0
     return Interval(float(np.median(ratios)), *_ends(ratios, np.median, seed))
 
 
+def sums_ratio_interval(above: Sequence[float], below: Sequence[float], seed: int = 0) -> Interval:
+    """Ratio of two sums over the same examples, with a percentile bootstrap interval over examples.
+
+    Raises:
+        ValueError: the sum below is 0.
+    """
+    pairs = np.asarray([(a, b) for a, b in zip(above, below, strict=True) if b], dtype=float)
+    if not len(pairs):
+        raise ValueError("there is nothing to divide by")
+    a, b = pairs.T
+
+    def estimate(places: np.ndarray, axis: int) -> np.ndarray:
+        return np.asarray(a[places].sum(axis=axis) / b[places].sum(axis=axis))
+
+    return Interval(float(a.sum() / b.sum()), *_ends(np.arange(len(pairs)), estimate, seed))
+
+
 def share_interval(yes: int, n: int) -> Interval:
     """A share with Wilson's interval, which does not shrink to a point at 0 and 1."""
     z, share = 1.959964, yes / n

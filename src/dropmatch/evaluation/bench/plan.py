@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -63,6 +64,8 @@ class TaskChoice:
         for name, value in (("name", self.name), ("data", self.data or "file")):
             if not isinstance(value, str) or not value:
                 raise SettingError(f"a task's {name} must be a text, got {value!r}")
+        if self.name.endswith((".jsonl", ".json")):  # one file is one task, whichever way its path is written
+            object.__setattr__(self, "name", os.path.normpath(self.name))
         _check_counts(f"{self.name}: ", limit=self.limit, max_tokens=self.max_tokens)
 
 
@@ -179,13 +182,14 @@ class Plan:
             raise SettingError(f"cannot read {path}: {error}") from error
 
     def to_json(self) -> str:
-        """As a folder keeps it."""
+        """For `of_json`."""
         return json.dumps(asdict(self), ensure_ascii=False, indent=1) + "\n"
 
     @staticmethod
     def of_json(text: str) -> Plan:
-        """Of what `to_json` gives."""
+        """Of what `to_json` gives, or a benchmark's folder keeps."""
         values = json.loads(text)
+        values.pop("cells", None)  # what `in_full` said when they were run
         values["tasks"] = tuple(TaskChoice(**task) for task in values["tasks"])
         values["rules"] = tuple(values["rules"])
         return Plan(**values)
@@ -230,7 +234,7 @@ def cells(texts: Iterable[str], seeds: Sequence[int]) -> tuple[str, ...]:
         SettingError: a text is none of a rule, or there are seeds and none that takes them.
     """
     found: dict[str, None] = {}
-    chosen = [parse_rule(text) for text in texts]
+    chosen = [_usual_length(parse_rule(text)) for text in texts]
     seeded = [each for each in chosen if _has_seeds(each) and "mask_seed" not in each]
     if seeds and not seeded:
         raise SettingError(
@@ -242,7 +246,14 @@ def cells(texts: Iterable[str], seeds: Sequence[int]) -> tuple[str, ...]:
     for each in chosen:
         for seed in seeds if seeds and each in seeded else [each.get("mask_seed")]:
             found[rule_text({**each, "mask_seed": seed})] = None
-    return tuple(found)
+    meant = {json.dumps(in_full(text), sort_keys=True): text for text in reversed(found)}
+    return tuple(text for text in found if text in meant.values())  # the first of those that mean the same
+
+
+def _usual_length(rule: dict[str, Any]) -> dict[str, Any]:
+    """A rule without the draft length that it would have anyway, so that there is one strict cell of it."""
+    usual = rule.get("draft_length") == DraftConfig.draft_length
+    return {name: value for name, value in rule.items() if not (usual and name == "draft_length")}
 
 
 def options(text: str) -> tuple[AcceptanceConfig, DraftConfig]:
@@ -256,6 +267,12 @@ def options(text: str) -> tuple[AcceptanceConfig, DraftConfig]:
     draft = DraftConfig.from_options({name: value for name, value in values.items() if name in names})
     acceptance = {name: value for name, value in values.items() if name not in names}
     return AcceptanceConfig.from_options(acceptance), draft
+
+
+def in_full(text: str) -> dict[str, Any]:
+    """All of a cell's settings by name, its defaults among them, which another version may have others of."""
+    acceptance, draft = options(text)
+    return {**asdict(acceptance), "token_floor": acceptance.floor, **asdict(draft)}
 
 
 def baseline(text: str) -> str:

@@ -40,7 +40,8 @@ def _speed_and_quality(task: dict[str, Any]) -> str | None:
             xerr=_ends(speed),
             yerr=_ends(quality),
             fmt="os^Dv<>P"[number % 8],
-            label=name,
+            label=f"{name}, flagged" if cell["flags"] else name,
+            markerfacecolor="none" if cell["flags"] else None,
             capsize=2,
             linewidth=0.8,
         )

@@ -20,6 +20,7 @@ from dropmatch.evaluation.bench.store import SCORING, Store
 from dropmatch.evaluation.tasks import Example, Task
 
 WARM_UP_TOKENS = 8
+LIKELIHOODS = 4  # texts that the target reads again before they are written down
 SCORE, LOG_LIKELIHOOD = "score", "log_likelihood"
 
 
@@ -66,6 +67,11 @@ def examples_of(task: Task, choice: TaskChoice) -> tuple[list[Example], int]:
         examples = [replace(each, max_tokens=each.max_tokens or DEFAULT_TOKENS) for each in examples]
         budget = max(each.max_tokens or 0 for each in examples)
     return examples, budget
+
+
+def is_scored(plan: Plan, task: Task) -> bool:
+    """Whether a task's texts get a number each."""
+    return task.metric is not None or plan.log_likelihood
 
 
 def check_ids(task: str, examples: Sequence[Example]) -> None:
@@ -138,8 +144,9 @@ class Runner:
             self._score(task, groups, progress)
 
     def _is_done(self, task: Task, cell: str, number: int, group: Sequence[Example]) -> bool:
+        """Whether a group is there; with more examples than are asked for now it is, too."""
         found = self._store.groups.get((task.name, cell, number))
-        return found is not None and found.ids == [example.id for example in group]
+        return found is not None and found.ids[: len(group)] == [example.id for example in group]
 
     def _warm_up(self, group: Sequence[Example], progress: Progress) -> None:
         """A few tokens of each cell, which are not kept."""
@@ -161,7 +168,7 @@ class Runner:
     def _score(self, task: Task, groups: Sequence[Sequence[Example]], progress: Progress) -> None:
         """Scores of the texts that have none, and of open-ended ones what the target gives them."""
         name = SCORE if task.metric else LOG_LIKELIHOOD
-        if not task.metric and not self._plan.log_likelihood:
+        if not is_scored(self._plan, task):
             return
         measure = task.score if task.metric else self._backend.log_likelihoods
         for cell in self._cells:
@@ -172,22 +179,27 @@ class Runner:
                 outputs = self._store.groups[task.name, cell, number].outputs
                 waiting += [
                     (example, output["text"])
-                    for example, output in zip(group, outputs, strict=True)
+                    for example, output in zip(group, outputs, strict=False)
                     if name not in self._store.scores[task.name, cell, example.id]
                 ]
             if not waiting:
                 continue
-            progress.begin(f"{task.name}, scoring {cell}")
             known = self._store.values(task.name, name)  # cells often say the same
             found = {e.id: known[e.id, text] for e, text in waiting if (e.id, text) in known}
             rest = [(e, text) for e, text in waiting if e.id not in found]
-            if rest:
-                values, error = _guarded(partial(measure, [e for e, _ in rest], [text for _, text in rest]))
+            if found:
+                self._store.score(task.name, cell, name, found)
+            # a harness may score texts together; what the target gives them takes long, and is kept as it comes
+            size = len(rest) if task.metric else max(LIKELIHOODS, self._backend.group)
+            for start in range(0, len(rest), size):
+                part = rest[start : start + size]
+                progress.begin(f"{task.name}, scoring {cell}, {start + len(part)}/{len(rest)}")
+                values, error = _guarded(partial(measure, [e for e, _ in part], [text for _, text in part]))
                 if error is not None:
                     self._store.fail(task.name, cell, f"{SCORING}{error}")
-                    continue
-                found |= {e.id: value for (e, _), value in zip(rest, values, strict=True)}
-            self._store.score(task.name, cell, name, found)
+                    break
+                scores = {e.id: value for (e, _), value in zip(part, values, strict=True)}
+                self._store.score(task.name, cell, name, scores)
 
 
 def _guarded(act: Callable[[], Any]) -> tuple[Any, str | None]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -18,7 +19,7 @@ from typing import Any
 from dropmatch.errors import SettingError
 from dropmatch.evaluation.backends import Group
 from dropmatch.evaluation.bench.lines import append_lines, read_lines
-from dropmatch.evaluation.bench.plan import Plan
+from dropmatch.evaluation.bench.plan import Plan, in_full
 from dropmatch.evaluation.tasks import Example, digest
 
 GROWS = ("tasks", "rules", "limit", "log_likelihood")  # a plan may ask for more of these later
@@ -35,12 +36,14 @@ class Timed:
         outputs: by example, as `Output` has them.
         seconds: wall time of all.
         prompts: their digests, to tell whether an example still is what it was.
+        run: of the process that decoded them; speeds of one process may be compared.
     """
 
     ids: list[str]
     outputs: list[dict[str, Any]]
     seconds: float
     prompts: list[str]
+    run: str = ""
 
 
 class Store:
@@ -55,7 +58,7 @@ class Store:
     """
 
     def __init__(self, folder: Path, plan: Plan) -> None:
-        self.folder, self._plan = folder, plan
+        self.folder, self._plan, self._run = folder, plan, uuid.uuid4().hex[:12]
         folder.mkdir(parents=True, exist_ok=True)
         self._check_plan(plan)
         self.groups: dict[Key, Timed] = {}
@@ -66,7 +69,8 @@ class Store:
     def add(self, task: str, cell: str, number: int, examples: Iterable[Example], group: Group) -> None:
         """Keep a group of a cell."""
         examples = list(examples)
-        where = {"task": task, "cell": cell, "group": number, "of": len(examples), "group_seconds": group.seconds}
+        where: dict[str, Any] = {"task": task, "cell": cell, "group": number, "of": len(examples)}
+        where |= {"group_seconds": group.seconds, "run": self._run}
         outputs = [asdict(output) for output in group.outputs]
         prompts = [digest(example) for example in examples]
         lines = [
@@ -74,7 +78,7 @@ class Store:
             for example, prompt, output in zip(examples, prompts, outputs, strict=True)
         ]
         append_lines(self.folder / "records.jsonl", lines)
-        self.groups[task, cell, number] = Timed([e.id for e in examples], outputs, group.seconds, prompts)
+        self.groups[task, cell, number] = Timed([e.id for e in examples], outputs, group.seconds, prompts, self._run)
         self.failures.pop((task, cell), None)
         for example in examples:  # of the texts that they had before
             self.scores.pop((task, cell, example.id), None)
@@ -126,18 +130,36 @@ class Store:
         }
 
     def keep_plan(self) -> None:
-        """Write down what is run, beside what was run here before."""
+        """Write down what is run, beside what was run here before.
+
+        Raises:
+            SettingError: a cell that was run here would not be the same now, since a default has changed.
+        """
         path, now = self.folder / "plan.json", asdict(self._plan)
+        now["cells"] = {rule: in_full(rule) for rule in self._plan.rules}
         if path.exists():
             before = _read_json(path)
-            tasks = {task["name"]: task for task in [*before["tasks"], *now["tasks"]]}
-            limits = before["limit"], now["limit"]
+            now["cells"] = before.get("cells", {}) | now["cells"]
+            for rule, settings in before.get("cells", {}).items():
+                self._check_cell(rule, settings, now["cells"][rule])
+            tasks = {task["name"]: task for task in before["tasks"]}
+            for task in now["tasks"]:
+                old = tasks.get(task["name"], task)
+                tasks[task["name"]] = {**task, "limit": _most(old["limit"], task["limit"])}
             now["tasks"] = list(tasks.values())
             now["rules"] = list(dict.fromkeys([*before["rules"], *now["rules"]]))
-            now["limit"] = None if None in limits else max(limits)
+            now["limit"] = _most(before["limit"], now["limit"])
         fresh = path.with_suffix(".tmp")
         fresh.write_text(json.dumps(now, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
         fresh.replace(path)
+
+    def _check_cell(self, rule: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+        for name, value in before.items():
+            if name in now and now[name] != value:
+                raise SettingError(
+                    f"{self.folder} holds {rule} as it was with {name}={value!r}, whose default has become "
+                    f"{now[name]!r}: give another --out, or write {rule}:{name}={value} for the old one"
+                )
 
     def _check_plan(self, plan: Plan) -> None:
         path, now = self.folder / "plan.json", asdict(plan)
@@ -172,7 +194,7 @@ class Store:
             lines = lines[-size:]  # a group that was begun before and is complete now
             if len(lines) == size and len({line["id"] for line in lines}) == size:
                 ids, prompts = [line["id"] for line in lines], [line["prompt"] for line in lines]
-                self.groups[key] = Timed(ids, lines, lines[-1]["group_seconds"], prompts)
+                self.groups[key] = Timed(ids, lines, lines[-1]["group_seconds"], prompts, lines[-1].get("run", ""))
         texts = {
             (task, cell, i): _short_hash(output["text"])
             for (task, cell, _), group in self.groups.items()
@@ -185,6 +207,11 @@ class Store:
         for (task, cell), text in list(self.failures.items()):
             if text.startswith(SCORING) and all(self.scores.get((task, cell, i)) for i in self.texts(task, cell)):
                 del self.failures[task, cell]  # it was scored after all
+
+
+def _most(one: int | None, other: int | None) -> int | None:
+    """The larger limit; None is none."""
+    return None if one is None or other is None else max(one, other)
 
 
 def _short_hash(text: str) -> str:

@@ -17,7 +17,14 @@ from dropmatch.evaluation.bench.runner import LOG_LIKELIHOOD, SCORE
 from dropmatch.evaluation.bench.store import Store, Timed
 from dropmatch.evaluation.judge.judgements import Judgements
 from dropmatch.evaluation.judge.results import results
-from dropmatch.evaluation.statistics import Interval, mean_interval, paired, ratio_interval
+from dropmatch.evaluation.statistics import (
+    Interval,
+    mean_interval,
+    paired,
+    ratio_interval,
+    share_interval,
+    sums_ratio_interval,
+)
 from dropmatch.evaluation.text_checks import loops
 from dropmatch.rule_text import parse_rule
 
@@ -39,7 +46,9 @@ def summarise(plan: Plan, store: Store, metrics: dict[str, str | None]) -> dict[
         cells = {cell: _cell(store, task, cell) for cell in plan.rules if _groups(store, task, cell)}
         for cell, entry in cells.items():
             _compare(store, task, cell, baseline(cell), entry, cells)
-            entry["over_first"] = _over(store, task, cell, plan.rules[0])
+            # vLLM decodes each draft length in a process of its own
+            together = plan.engine == "hf" or baseline(cell) == plan.rules[0]
+            entry["over_first"] = _over(store, task, cell, plan.rules[0], together)
         tasks[task] = {
             "metric": metric,
             "first": plan.rules[0],
@@ -53,14 +62,26 @@ def summarise(plan: Plan, store: Store, metrics: dict[str, str | None]) -> dict[
 
 
 def best(cells: dict[str, dict[str, Any]]) -> str | None:
-    """The fastest cell of those that are not flagged and not measurably worse than strict; None if there is none."""
+    """The fastest rule of those that are not flagged and not measurably worse than strict; None if there is none.
+
+    A rule with several mask seeds is as fast as the mean of them, and out if one of them is.
+    """
+    rules: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for name, cell in cells.items():
+        rules[without_seed(name)].append(cell)
     fine = {
-        name: cell["over_first"]["value"]
-        for name, cell in cells.items()
-        if cell.get("over_first") and not cell["flags"] and not _measurably_worse(cell)
+        name: mean(cell["over_first"]["value"] for cell in members)
+        for name, members in rules.items()
+        if all(_may_win(cell) for cell in members)
     }
     fastest = max(fine, key=lambda name: fine[name]) if fine else None
-    return None if fastest is None or cells[fastest]["rule"]["rule"] == STRICT else fastest
+    return None if fastest is None or rules[fastest][0]["rule"]["rule"] == STRICT else fastest
+
+
+def _may_win(cell: dict[str, Any]) -> bool:
+    """Whether a cell has a speed, and was compared with its strict one and found to be in order."""
+    compared = cell["rule"]["rule"] == STRICT or cell.get("over_strict") is not None
+    return bool(cell.get("over_first")) and compared and not cell["flags"] and not _measurably_worse(cell)
 
 
 def _measurably_worse(cell: dict[str, Any]) -> bool:
@@ -93,11 +114,12 @@ def _cell(store: Store, task: str, cell: str) -> dict[str, Any]:
         "tokens": tokens,
         "tokens_per_second": median(_speed(group) for group in groups.values()),
         "acceptance_length": 1.0 + accepted / rounds if rounds else None,
+        "acceptance_length_interval": _length_interval(outputs) if rounds else None,
         "lossy_pct": 100 * lossy / tokens if tokens else 0.0,
         "accepted_by_reason": dict(sorted(reasons.items())),
         "accepted_by_position": _by_position(lengths),
         **_degenerate(outputs),
-        "score": asdict(mean_interval(scores)) if scores else None,
+        "score": _score_interval(scores),
         "log_likelihood": asdict(mean_interval(likelihoods)) if likelihoods else None,
         "flags": [],
     }
@@ -131,12 +153,22 @@ def _shared(store: Store, task: str, cell: str, other: str) -> tuple[dict[int, T
     return mine, theirs, [n for n in mine if n in theirs and mine[n].ids == theirs[n].ids]
 
 
-def _over(store: Store, task: str, cell: str, other: str) -> dict[str, float] | None:
-    """Tokens per second over another cell's on the same groups; None if there are none."""
+def _over(store: Store, task: str, cell: str, other: str, together: bool = True) -> dict[str, float] | None:
+    """Tokens per second over another cell's on the same groups; None if there are none.
+
+    Args:
+        store: the records.
+        task: the task.
+        cell, other: its cells.
+        together: only of groups that one process decoded with both cells, by turns.
+    """
     mine, theirs, shared = _shared(store, task, cell, other)
+    if together:
+        shared = [n for n in shared if mine[n].run == theirs[n].run]
     if not shared:
         return None
-    return asdict(ratio_interval([_speed(mine[n]) for n in shared], [_speed(theirs[n]) for n in shared]))
+    found = ratio_interval([_speed(mine[n]) for n in shared], [_speed(theirs[n]) for n in shared])
+    return {**asdict(found), "pairs": len(shared)}
 
 
 def _degenerate(outputs: Sequence[dict[str, Any]]) -> dict[str, int]:
@@ -178,6 +210,21 @@ def _over_seeds(cells: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         entry["acceptance_length"] = _spread(lengths) if lengths else None
         found[name] = entry
     return found
+
+
+def _length_interval(outputs: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Over examples: committed tokens over rounds."""
+    committed, rounds = [o["accepted"] + o["rounds"] for o in outputs], [o["rounds"] for o in outputs]
+    return asdict(sums_ratio_interval(committed, rounds))
+
+
+def _score_interval(scores: Sequence[float]) -> dict[str, float] | None:
+    """Of shares Wilson's, which is none of one point where all or none are right."""
+    if not scores:
+        return None
+    if set(scores) <= {0.0, 1.0}:
+        return asdict(share_interval(int(sum(scores)), len(scores)))
+    return asdict(mean_interval(scores))
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:

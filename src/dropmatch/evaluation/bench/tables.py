@@ -8,6 +8,8 @@ from typing import Any
 from dropmatch.evaluation.bench.plan import baseline
 from dropmatch.evaluation.judge.prompts import PAIRWISE
 
+FEW_PAIRS = 3  # of groups: a bootstrap of fewer says less than their number
+
 
 @dataclass(frozen=True)
 class Sheet:
@@ -67,9 +69,9 @@ def _cells(name: str, task: dict[str, Any]) -> Sheet:
         row = [
             f"{cell} *" if entry["flags"] else cell,
             str(entry["examples"]),
-            "1" if cell == baseline(cell) else _optional(entry.get("over_strict"), 2),
-            *(["1" if cell == task["first"] else _optional(entry["over_first"], 2)] if lengths else []),
-            f"{entry['acceptance_length']:.2f}" if entry["acceptance_length"] else "",
+            "1" if cell == baseline(cell) else _ratio(entry.get("over_strict")),
+            *(["1" if cell == task["first"] else _ratio(entry["over_first"])] if lengths else []),
+            _optional(entry["acceptance_length_interval"], 2),
             f"{entry['lossy_pct']:.1f}",
         ]
         row += _score(entry) if metric else _likelihood(entry)
@@ -167,6 +169,12 @@ def _notes(task: dict[str, Any]) -> list[str]:
         notes.append(f"Fastest of the cells that are not flagged {worse}: {task['best']}.")
     elif len(task["cells"]) > 1:
         notes.append("No lossy cell is both faster than strict and free of a flag or a measurable loss.")
+    apart = [cell for cell, entry in task["cells"].items() if "same_text" in entry and not entry["over_strict"]]
+    if apart:
+        notes.append(
+            f"No speed for {', '.join(apart)}: decoded at another time than strict, so that the machine may have been "
+            "another. With a new --out both run by turns."
+        )
     if len({baseline(cell) for cell in task["cells"]}) > 1:
         notes.append(
             "With vLLM the cells of another draft length ran in a process of their own, at another time: speeds over "
@@ -194,6 +202,15 @@ def _interval(value: dict[str, float], digits: int, scale: float = 1.0, *, sign:
 
 def _optional(value: dict[str, float] | None, digits: int, scale: float = 1.0) -> str:
     return "" if value is None else _interval(value, digits, scale)
+
+
+def _ratio(value: dict[str, float] | None) -> str:
+    """Of speeds, on groups of examples; of few there is no interval worth the name."""
+    if value is None:
+        return ""
+    if value["pairs"] < FEW_PAIRS:
+        return f"{value['value']:.2f} ({value['pairs']:.0f} group{'s' if value['pairs'] > 1 else ''})"
+    return _interval(value, 2)
 
 
 def _spread(value: dict[str, float], digits: int, scale: float = 1.0) -> str:

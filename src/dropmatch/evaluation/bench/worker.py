@@ -19,14 +19,17 @@ from dropmatch.acceptance import get_rule
 from dropmatch.config import DraftConfig
 from dropmatch.errors import DropMatchError, SettingError
 from dropmatch.evaluation.backends import Backend
+from dropmatch.evaluation.bench.lock import alone
 from dropmatch.evaluation.bench.plan import Plan, options
 from dropmatch.evaluation.bench.progress import Bar
-from dropmatch.evaluation.bench.runner import Runner, work_of
-from dropmatch.evaluation.bench.store import Store
+from dropmatch.evaluation.bench.runner import Runner, is_scored, work_of
+from dropmatch.evaluation.bench.store import SCORING, Store
 from dropmatch.evaluation.tasks import Task
 from dropmatch.evaluation.tasks.choose import choose_task
 from dropmatch.models.names import PROMPT_LOOKUP
 from dropmatch.rule_text import parse_rule
+
+WORKER = "worker"  # the lock of the process that decodes
 
 
 def tasks_of(plan: Plan) -> list[Task]:
@@ -50,8 +53,14 @@ def run(plan: Plan, folder: Path, tasks: Sequence[Task]) -> None:
     """Decode and score what is missing. What fails is kept as the failure of its cells.
 
     Raises:
-        SettingError: settings that cannot be honoured, or data that cannot be read; nothing was generated.
+        SettingError: settings that cannot be honoured, data that cannot be read, or another process runs a benchmark in
+            this folder; nothing was generated.
     """
+    with alone(folder):
+        _run_all(plan, folder, tasks)
+
+
+def _run_all(plan: Plan, folder: Path, tasks: Sequence[Task]) -> None:
     store = Store(folder, plan)  # refuses a folder of another plan before a model is loaded
     if plan.engine == "hf":
         backend = _huggingface(plan)
@@ -62,7 +71,8 @@ def run(plan: Plan, folder: Path, tasks: Sequence[Task]) -> None:
 
     on_cpu = require_vllm()
     check_for_vllm(plan)
-    store.keep_plan()
+    with alone(folder, WORKER):  # one whose parent was killed may still be at work
+        store.keep_plan()
     more = wanted(os.environ, on_cpu) | {"VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR")}
     if on_cpu:
         more["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # a second process would take one of few cores
@@ -101,12 +111,18 @@ def check_for_vllm(plan: Plan) -> None:
 
 
 def _note_failure(plan: Plan, folder: Path, tasks: Sequence[Task], length: int, code: int) -> None:
-    """A process has ended before its cells were done; those of other lengths go on."""
+    """A process has ended early: what is missing of its cells has failed; those of other lengths go on."""
     store = Store(folder, plan)
-    for task in tasks:
-        for cell in plan.rules:
-            if length_of(cell) == length and (task.name, cell) not in store.failures:
-                store.fail(task.name, cell, f"the process that ran vLLM with L={length} ended with exit code {code}")
+    text = f"the process that ran vLLM with L={length} ended with exit code {code}; its last words stand on stderr"
+    for task, examples, _ in work_of(plan, tasks):
+        wanted = {example.id for example in examples}
+        for cell in (cell for cell in plan.rules if length_of(cell) == length):
+            if (task.name, cell) in store.failures:
+                continue
+            if wanted - store.texts(task.name, cell).keys():
+                store.fail(task.name, cell, text)
+            elif is_scored(plan, task) and any(not store.scores.get((task.name, cell, i)) for i in wanted):
+                store.fail(task.name, cell, f"{SCORING}{text}")
 
 
 def length_of(cell: str) -> int:
@@ -146,7 +162,8 @@ def main() -> None:
         tokens = longest(plan.target, ((examples, budget) for _, examples, budget in work_of(plan, tasks)))
         backend = VLLM.load(plan.target, plan.draft, length, plan.batch, tokens, plan.dtype)
         cells = [cell for cell in plan.rules if length_of(cell) == length]
-        _run(plan, cells, Store(folder, plan), tasks, backend)
+        with alone(folder, WORKER):
+            _run(plan, cells, Store(folder, plan), tasks, backend)
     except DropMatchError as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:

@@ -6,6 +6,7 @@ Each batch size is a benchmark of its own in a folder of its own (`batch-16`), s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -65,8 +66,9 @@ def measure_batches(plans: Mapping[int, Plan], folder: Path) -> dict[str, Any]:
     """
     require_vllm()
     tasks = tasks_of(next(iter(plans.values())))
+    first = next(iter(plans.values()))
+    examples = len(tasks[0].examples(first.task(first.tasks[0]).limit))
     for plan in plans.values():
-        examples = len(tasks[0].examples(plan.task(plan.tasks[0]).limit))
         if examples < plan.batch:
             raise SettingError(
                 f"a batch of {plan.batch} needs as many examples, and {tasks[0].name} gives {examples}: raise --limit, "
@@ -74,6 +76,7 @@ def measure_batches(plans: Mapping[int, Plan], folder: Path) -> dict[str, Any]:
             )
     found = {}
     for batch, plan in plans.items():
+        plan = replace(plan, limit=examples // batch * batch)  # no group that does not fill a batch
         where = folder / f"batch-{batch}"
         run(plan, where, tasks)
         summary = summarise(plan, Store(where, plan), {task.name: task.metric for task in tasks})
@@ -84,7 +87,8 @@ def measure_batches(plans: Mapping[int, Plan], folder: Path) -> dict[str, Any]:
 def _entry(task: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
     strict, lossy = plan.rules[0], plan.rules[1:]
     cells = [task["cells"][rule] for rule in lossy if rule in task["cells"]]
-    ratios = [cell["over_strict"] for cell in cells if "over_strict" in cell]
+    over = [cell["over_strict"] for cell in cells if cell.get("over_strict")]
+    ratios = [{end: each[end] for end in ("value", "low", "high")} for each in over]
     both = {"strict": [task["cells"][strict]] if strict in task["cells"] else [], "js": cells}
     return {
         "over_strict": ratios[0] if len(ratios) == 1 else over_seeds([ratio["value"] for ratio in ratios]),
