@@ -7,6 +7,7 @@ Nothing here imports vLLM until vLLM itself loads the plugin. The way of a verdi
                      requests.py    the settings of the requests that the worker holds
                      drafts.py      keeps the draft's logits until they are verified
                      verifier.py    finds the draft rows to judge, and lets vLLM's own kernels carry the verdicts out
+                     step.py        what a verification has to go on, and how accepted rows leave the kernels no choice
                      rows.py        from such rows to evidence, and to the core's verdict
                      head.py        the target's LM head, tensor-parallel or not
                      cpu_fixes.py   what has to be mended in vLLM itself

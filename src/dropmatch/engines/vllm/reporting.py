@@ -16,7 +16,8 @@ from dataclasses import asdict, dataclass, field
 from functools import wraps
 from typing import Any
 
-from dropmatch.acceptance.evidence import LOSSLESS_REASONS
+from dropmatch.acceptance.evidence import EXACT, LOSSLESS_REASONS, SAMPLED, reason_name
+from dropmatch.config import AcceptanceConfig
 from dropmatch.engines.vllm.settings import KEY
 
 
@@ -39,6 +40,28 @@ class Reasons:
         if tokens > len(self.accepted):  # the correction or bonus token came through, and with it all before
             return self
         return Reasons(self.rule, tokens, self.accepted[:tokens])
+
+
+def reasons_of(
+    first: int, drafted: int, length: int, codes: Mapping[int, int], greedy: bool, config: AcceptanceConfig | None
+) -> Reasons:
+    """Why the draft tokens of one request were accepted in one step.
+
+    Args:
+        first: index of its first row.
+        drafted: how many tokens were proposed.
+        length: how many tokens came of them, the correction or bonus token included.
+        codes: reason codes of the rows that a rule accepted, by index.
+        greedy: whether it does not sample.
+        config: its settings; None is off.
+    """
+    own = EXACT if greedy else SAMPLED
+    accepted = [codes.get(first + place, own) for place in range(min(drafted, length - 1))]
+    return Reasons(
+        rule="off" if config is None else config.rule,
+        drafted=drafted,
+        accepted=[reason_name(code) for code in accepted],
+    )
 
 
 class RequestReasons:

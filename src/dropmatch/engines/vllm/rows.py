@@ -118,14 +118,6 @@ def with_following(rows: Sequence[Row], exact: dict[int, bool]) -> list[Row]:
     return found[::-1]
 
 
-def with_unscaled(logits: Tensor, rows: Sequence[Row], unscaled: Tensor | None, places: dict[int, int]) -> Tensor:
-    """Logits [n, V] of rows, where those that temperature has overwritten are put back from `unscaled` [m, V]."""
-    for i, row in enumerate(rows):
-        if row.index in places and unscaled is not None:
-            logits[i] = unscaled[places[row.index]]
-    return logits
-
-
 def ask(rows: Sequence[Row], material: Material, head: Head) -> dict[int, int]:
     """Ask the rules about some rows: reason codes of those that they accept, by index."""
     groups: dict[AcceptanceConfig, list[Row]] = defaultdict(list)

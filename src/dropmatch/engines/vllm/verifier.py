@@ -13,7 +13,7 @@ B requests, N draft rows of theirs, V tokens in the vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any
@@ -23,12 +23,12 @@ from torch import Tensor
 from vllm.logger import init_logger
 from vllm.v1.sample import rejection_sampler as vllm_sampler
 
-from dropmatch.acceptance import EXACT, SAMPLED, get_rule, reason_name
+from dropmatch.acceptance import get_rule
 from dropmatch.engines.vllm.drafts import DraftLogits
-from dropmatch.engines.vllm.reporting import Reasons
+from dropmatch.engines.vllm.reporting import Reasons, reasons_of
 from dropmatch.engines.vllm.requests import RequestSettings
 from dropmatch.engines.vllm.rows import Row, ask, lossy_rows, with_following
-from dropmatch.engines.vllm.step import Step
+from dropmatch.engines.vllm.step import Step, forced
 from dropmatch.heads import Head, likeliest_token
 
 logger = init_logger(f"vllm.plugins.{__name__}")  # vLLM shows only loggers below its own
@@ -80,9 +80,9 @@ class Verifier:
             all_hidden=self.hidden,
             all_logits=logits,
             all_positions=self._runner.positions[token_rows].long() + 1,
-            logit_rows=logit_rows,
             rows=lossy_rows(requests, metadata.num_draft_tokens, self._settings),
-            drafts=self._drafts,
+            logit_rows=logit_rows,
+            draft_of=self._draft_logits,
             constrained=self.grammar or _has_processors(sampling),
         )
         Verifier.active = self
@@ -97,11 +97,7 @@ class Verifier:
         """Keep what temperature is about to overwrite: [N, V] logits after the processors."""
         if self._step is None or sampling.all_greedy or not self._step.constrained:
             return
-        greedy = _greedy_requests(self._step.requests, sampling)
-        index = [row.index for row in self._step.rows if row.request not in greedy]
-        if index:
-            self._step.unscaled = processed[index]  # a copy
-            self._step.unscaled_rows = {row: i for i, row in enumerate(index)}
+        self._step.keep_unscaled(processed, _greedy_requests(self._step.requests, sampling))
 
     def verify(
         self,
@@ -149,7 +145,7 @@ class Verifier:
             if refused:
                 proposed = draft_token_ids.clone()
                 proposed[refused] = PLACEHOLDER
-            with _forced(target_logits, draft_token_ids, sorted(reasons), sampling.all_greedy):
+            with forced(target_logits, draft_token_ids, sorted(reasons), sampling.all_greedy):
                 tokens = _rejection_sample(
                     proposed,
                     num_draft_tokens,
@@ -163,7 +159,8 @@ class Verifier:
                 )
         finally:
             Verifier.uniforms = None
-            step.target_logits = step.target_logits.new_empty(0)  # as large as any of vLLM's, which is done with them
+            # not kept until the step's context ends: vLLM's `forward` is to free the logits with its own frame
+            step.target_logits, step.unscaled = step.target_logits.new_empty(0), None
         self.report = self._reasons(step.requests, num_draft_tokens, tokens, reasons, greedy)
         return tokens
 
@@ -186,7 +183,7 @@ class Verifier:
             always = row.config.evaluation == "eager" and row.request in greedy
             if row.request in ended or (exact[row.index] and not always):
                 continue
-            if self._can_judge(row, tokens[row.index], step.target_logits.shape[1]):
+            if self._can_judge(step, row, tokens[row.index]):
                 queues.setdefault(row.request, []).append(row)
             elif not exact[row.index]:
                 ended.add(row.request)
@@ -213,9 +210,14 @@ class Verifier:
             queues, take = going, None
         return reasons, refused
 
-    def _can_judge(self, row: Row, token: int, vocab: int) -> bool:
+    def _draft_logits(self, rows: Sequence[Row]) -> Tensor:
+        """The draft's logits of n rows: [n, V]."""
+        assert self._drafts is not None
+        return self._drafts.rows([(row.request, row.place) for row in rows])
+
+    def _can_judge(self, step: Step, row: Row, token: int) -> bool:
         """Whether a row has a token that the target knows and, if its rule compares it, the draft's distribution."""
-        if not 0 <= token < vocab:
+        if not step.can_judge(row, token):
             return False
         if not get_rule(row.config.rule).needs_draft_distribution:
             return True
@@ -241,38 +243,10 @@ class Verifier:
         report, index = {}, 0
         for request, drafted, length in zip(requests, num_draft_tokens, lengths, strict=True):
             if drafted:
-                own = EXACT if request in greedy else SAMPLED
-                codes = [reasons.get(index + place, own) for place in range(min(drafted, length - 1))]
                 config = self._settings.of(request)
-                report[request] = Reasons(
-                    rule="off" if config is None else config.rule,
-                    drafted=drafted,
-                    accepted=[reason_name(code) for code in codes],
-                )
+                report[request] = reasons_of(index, drafted, length, reasons, request in greedy, config)
             index += drafted
         return report
-
-
-@contextmanager
-def _forced(target_logits: Tensor, draft_tokens: Tensor, rows: list[int], greedy: bool) -> Iterator[None]:
-    """While active, some rows of the target's logits [N, V] leave no choice but their draft token [N].
-
-    Where all requests are greedy the token need only be the likeliest; else the rows are those of a distribution.
-    """
-    if not rows:
-        yield
-        return
-    index = torch.tensor(rows, dtype=torch.int64, device=target_logits.device)
-    tokens = draft_tokens[index].long()
-    where = (index, tokens) if greedy else (index,)
-    kept = target_logits[where]  # a copy
-    if not greedy:
-        target_logits[index] = -torch.inf
-    target_logits[index, tokens] = torch.inf if greedy else 0.0
-    try:
-        yield
-    finally:
-        target_logits[where] = kept
 
 
 @wraps(_rejection_sample)

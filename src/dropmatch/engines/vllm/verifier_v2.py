@@ -12,9 +12,8 @@ verifies the token of row i + 1.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import wraps
+from contextlib import ExitStack, contextmanager
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -22,77 +21,13 @@ from torch import Tensor
 from vllm.v1.worker.gpu.spec_decode import rejection_sampler as vllm_sampler
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
-from dropmatch.acceptance import EXACT, SAMPLED, get_rule, reason_name
-from dropmatch.engines.vllm.reporting import Reasons
+from dropmatch.engines.vllm.reporting import Reasons, reasons_of
 from dropmatch.engines.vllm.requests import RequestSettings
-from dropmatch.engines.vllm.rows import Row, ask, lossy_rows, with_unscaled
+from dropmatch.engines.vllm.rows import Row, ask, lossy_rows
+from dropmatch.engines.vllm.step import Step, forced
 from dropmatch.heads import Head
 
 _rejection_sample = vllm_sampler.rejection_sample
-
-
-@dataclass
-class _Chunk:
-    """Some of a step's requests; the material for verdicts on their N rows.
-
-    Attributes:
-        requests: [B] ids.
-        all_hidden: [N, d] input of the LM head.
-        all_logits: [N, V] raw, after the grammar's mask.
-        rows: those of requests with a lossy rule.
-        states: the slot in vLLM's request states of each request.
-        draft_tokens: [N] the token of each row; -1 where there is none.
-        target_logits: [N, V] as the kernels get them.
-        input_positions: [N] index in its sequence of each row's token.
-        all_draft_logits: [slots, L, V] or None.
-        unscaled: as in `verifier`.
-    """
-
-    requests: list[str]
-    all_hidden: Tensor
-    all_logits: Tensor
-    rows: list[Row]
-    states: dict[str, int]
-    draft_tokens: Tensor = field(default_factory=lambda: torch.empty(0))
-    target_logits: Tensor = field(default_factory=lambda: torch.empty(0))
-    input_positions: Tensor = field(default_factory=lambda: torch.empty(0))
-    all_draft_logits: Tensor | None = None
-    unscaled: Tensor | None = None
-    unscaled_rows: dict[int, int] = field(default_factory=dict)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the logits are."""
-        return self.all_logits.device
-
-    def tokens(self, index: Tensor) -> Tensor:
-        """[n] -> [n]."""
-        return self.draft_tokens[index + 1].long()
-
-    def hidden(self, index: Tensor) -> Tensor:
-        """[n] -> [n, d]."""
-        return self.all_hidden[index]
-
-    def clean(self, index: Tensor) -> Tensor:
-        """[n] -> [n, V]."""
-        return self.all_logits[index]
-
-    def processed(self, rows: Sequence[Row], index: Tensor) -> Tensor | None:
-        """[n] -> [n, V]."""
-        return with_unscaled(self.target_logits[index], rows, self.unscaled, self.unscaled_rows)
-
-    def final(self, index: Tensor, tokens: Tensor) -> Tensor:
-        """[n], [n] -> [n]."""
-        return self.target_logits[index, tokens]
-
-    def positions(self, index: Tensor) -> Tensor:
-        """[n] -> [n]."""
-        return self.input_positions[index].long() + 1
-
-    def draft_logits(self, rows: Sequence[Row]) -> Tensor:
-        """[n, V]."""
-        assert self.all_draft_logits is not None
-        return torch.stack([self.all_draft_logits[self.states[row.request], row.place] for row in rows])
 
 
 class VerifierV2:
@@ -110,7 +45,7 @@ class VerifierV2:
         self._runner = runner
         self._head = head
         self._settings = settings
-        self._chunk: _Chunk | None = None
+        self._step: Step | None = None
         self._all_logits: Tensor | None = None
         self.hidden: Tensor | None = None  # [tokens, d] of the step that is being sampled
         self.logits_indices: Tensor | None = None  # [N] rows of it that have logits
@@ -122,13 +57,17 @@ class VerifierV2:
         self.report = {}
 
     @contextmanager
-    def chunk(self, logits: Tensor, slots: Sequence[int], counts: Sequence[int]) -> Iterator[None]:
-        """Around the verification of some requests.
+    def chunk(
+        self, logits: Tensor, draft_logits: Tensor | None, pos: Tensor, slots: Sequence[int], counts: Sequence[int]
+    ) -> Iterator[None]:
+        """Around the verification of some requests, B of them.
 
         Args:
-            logits: [n, V], a slice of the step's.
-            slots: the requests' slots in vLLM's request states.
-            counts: draft tokens of each.
+            logits: [N, V], a slice of the step's.
+            draft_logits: [slots, L, V] before temperature, or None.
+            pos: [N] index in its sequence of each row's token, which is the one before the token that it verifies.
+            slots: [B] the requests' slots in vLLM's request states.
+            counts: [B] draft tokens of each.
         """
         names = self._runner.req_states.index_to_req_id
         known = all(slot in names for slot in slots)
@@ -137,27 +76,27 @@ class VerifierV2:
             return
         requests = [names[slot] for slot in slots]
         first = (logits.storage_offset() - self._all_logits.storage_offset()) // max(1, logits.stride(0))
-        self._chunk = _Chunk(
+        slot_of = dict(zip(requests, slots, strict=True))
+        self._step = Step(
             requests=requests,
             all_hidden=self.hidden[self.logits_indices[first : first + logits.shape[0]]],
             all_logits=logits,
+            all_positions=pos.long() + 1,
             rows=lossy_rows(requests, counts, self._settings, bonus_rows=True),
-            states=dict(zip(requests, slots, strict=True)),
+            draft_of=None if draft_logits is None else partial(_draft_rows, draft_logits, slot_of),
         )
         VerifierV2.active = self
         try:
             yield
         finally:
-            VerifierV2.active = self._chunk = None
+            VerifierV2.active = self._step = None
 
     def note_processed(self, processed: Tensor) -> None:
         """Keep what temperature is about to overwrite: [N, V] logits after the processors."""
-        if self._chunk is None:
+        if self._step is None:
             return
-        index = [row.index for row in self._chunk.rows if not self._is_greedy(row.request)]
-        if index:
-            self._chunk.unscaled = processed[index]  # a copy
-            self._chunk.unscaled_rows = {row: i for i, row in enumerate(index)}
+        greedy = {row.request for row in self._step.rows if self._is_greedy(row.request)}
+        self._step.keep_unscaled(processed, greedy)
 
     def verify(
         self,
@@ -165,7 +104,6 @@ class VerifierV2:
         draft_logits: Tensor | None,
         draft_sampled: Tensor,
         cu_num_logits: Tensor,
-        pos: Tensor,
         *args: Any,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor]:
@@ -174,74 +112,54 @@ class VerifierV2:
         Args:
             target_logits: [N, V].
             draft_logits: [slots, L, V] before temperature, or None.
-            draft_sampled: [N].
+            draft_sampled: [N] the token of each row; -1 where there is none.
             cu_num_logits: [B + 1].
-            pos: [N].
             args, kwargs: passed on.
         """
-        chunk = self._chunk
-        assert chunk is not None
+        step = self._step
+        assert step is not None
 
         def kernels() -> tuple[Tensor, Tensor]:
-            return _rejection_sample(target_logits, draft_logits, draft_sampled, cu_num_logits, pos, *args, **kwargs)
+            return _rejection_sample(target_logits, draft_logits, draft_sampled, cu_num_logits, *args, **kwargs)
 
         sampled, num_sampled = kernels()
-        chunk.draft_tokens, chunk.target_logits = draft_sampled, target_logits
-        chunk.input_positions, chunk.all_draft_logits = pos, draft_logits
+        step.draft_tokens = draft_sampled.roll(-1)  # row i verifies the token of row i + 1
+        step.target_logits = target_logits
         reasons: dict[int, int] = {}
-        kept: dict[int, Tensor] = {}
-        waiting = {row.index: row for row in chunk.rows}
-        bounds, tokens = cu_num_logits.tolist(), draft_sampled.tolist()
-        going = {row.request for row in chunk.rows}
-        try:
+        waiting = {row.index: row for row in step.rows}
+        bounds, tokens = cu_num_logits.tolist(), step.draft_tokens.tolist()
+        going = {row.request for row in step.rows}
+        with ExitStack() as stack:
             while going:
                 lengths = num_sampled.tolist()
                 wave = []
-                for number, request in enumerate(chunk.requests):
+                for number, request in enumerate(step.requests):
                     if request not in going:
                         continue
                     refused = waiting.get(bounds[number] + lengths[number] - 1)  # None: nothing was refused
                     if refused is None or refused.request != request or refused.index in reasons:
                         continue
-                    if self._can_judge(refused, tokens):
+                    if step.can_judge(refused, tokens[refused.index]):
                         wave.append(refused)
-                accepted = ask(wave, chunk, self._head) if wave else {}
+                accepted = ask(wave, step, self._head) if wave else {}
                 going = {row.request for row in wave if row.index in accepted}
                 if not accepted:
                     break
-                for index, reason in accepted.items():
-                    reasons[index] = reason
-                    kept[index] = target_logits[index].clone()
-                    target_logits[index] = -torch.inf
-                    target_logits[index, tokens[index + 1]] = 0.0
+                reasons |= accepted
+                stack.enter_context(forced(target_logits, step.draft_tokens, sorted(accepted), greedy=False))
                 sampled, num_sampled = kernels()
-        finally:
-            for index, row_logits in kept.items():
-                target_logits[index] = row_logits
-        self._add_reasons(chunk, bounds, num_sampled.tolist(), reasons)
+        self._add_reasons(step.requests, bounds, num_sampled.tolist(), reasons)
         return sampled, num_sampled
-
-    def _can_judge(self, row: Row, tokens: list[int]) -> bool:
-        assert self._chunk is not None
-        known = 0 <= tokens[row.index + 1] < self._chunk.target_logits.shape[1]
-        compares = get_rule(row.config.rule).needs_draft_distribution
-        return known and not (compares and self._chunk.all_draft_logits is None)
 
     def _is_greedy(self, request: str) -> bool:
         return self._settings.temperature(request) == 0
 
-    def _add_reasons(self, chunk: _Chunk, bounds: list[int], lengths: list[int], reasons: dict[int, int]) -> None:
-        for number, request in enumerate(chunk.requests):
+    def _add_reasons(self, requests: list[str], bounds: list[int], lengths: list[int], reasons: dict[int, int]) -> None:
+        for number, request in enumerate(requests):
             first, drafted = bounds[number], bounds[number + 1] - bounds[number] - 1
             if drafted:
-                own = EXACT if self._is_greedy(request) else SAMPLED
-                config = self._settings.of(request)
-                codes = [reasons.get(first + place, own) for place in range(min(drafted, lengths[number] - 1))]
-                self.report[request] = Reasons(
-                    rule="off" if config is None else config.rule,
-                    drafted=drafted,
-                    accepted=[reason_name(code) for code in codes],
-                )
+                config, greedy = self._settings.of(request), self._is_greedy(request)
+                self.report[request] = reasons_of(first, drafted, lengths[number], reasons, greedy, config)
 
 
 class JudgedSamplerV2(RejectionSampler):
@@ -266,10 +184,15 @@ class JudgedSamplerV2(RejectionSampler):
         idx_mapping: Tensor, idx_mapping_np: Any, *args: Any, **kwargs: Any,
     ) -> Any:  # fmt: skip
         counts = (torch.diff(cu_num_logits) - 1).tolist()
-        with self.verifier.chunk(logits, idx_mapping_np.tolist(), counts):
+        with self.verifier.chunk(logits, draft_logits, pos, idx_mapping_np.tolist(), counts):
             return super()._verify(
                 logits, draft_logits, draft_sampled, pos, cu_num_logits, idx_mapping, idx_mapping_np, *args, **kwargs
             )
+
+
+def _draft_rows(draft_logits: Tensor, slot_of: dict[str, int], rows: Sequence[Row]) -> Tensor:
+    """The draft's logits of n rows, [n, V], out of those of all slots, [slots, L, V]."""
+    return torch.stack([draft_logits[slot_of[row.request], row.place] for row in rows])
 
 
 @wraps(_rejection_sample)
