@@ -34,7 +34,7 @@ class Toy:
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     """`toy` is a task; files of prompts are tasks as ever."""
 
-    def choose_task(name: str, data: str | None = None, chat: bool = True) -> Task:
+    def choose_task(name: str, data: str | None = None, chat: bool = True, **_: Any) -> Task:
         if name == "toy":
             return Toy()
         if name.endswith(".jsonl"):

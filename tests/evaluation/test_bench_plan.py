@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from dropmatch.evaluation.bench.plan import (
     parse_tasks,
     without_seed,
 )
-from dropmatch.evaluation.bench.worker import check_for_vllm
+from dropmatch.evaluation.bench.store import Store
+from dropmatch.evaluation.bench.worker import check_for_vllm, tasks_of
 
 TASKS = {"target": "big", "tasks": ["a.jsonl"]}
 
@@ -65,6 +67,7 @@ def test_a_plan_is_read_from_yaml(tmp_path: Path) -> None:
     path.write_text(
         "target: big\ndraft: small\nengine: vllm\nbatch: 4\nlimit: 20\n"
         "tasks:\n  - a.jsonl\n  - {name: b.jsonl, limit: 3, max_tokens: 9}\n"
+        "  - {name: c, data: c.jsonl, fewshot_data: d.jsonl, num_fewshot: 5}\n"
         "rules: [typical, 'js:sampled']\ngrid: {rule: [js], p: [0.1, 0.2]}\nseeds: [0, 1]\n"
     )
     plan = Plan.from_values(Plan.read(path))
@@ -73,6 +76,7 @@ def test_a_plan_is_read_from_yaml(tmp_path: Path) -> None:
     assert plan.rules == ("strict", "typical", *sampled, "js:p=0.1", "js:p=0.2")
     assert plan.task(plan.tasks[0]) == TaskChoice("a.jsonl", None, 20, None)
     assert plan.task(plan.tasks[1]) == TaskChoice("b.jsonl", None, 3, 9)
+    assert plan.task(plan.tasks[2]) == TaskChoice("c", "c.jsonl", 20, None, fewshot_data="d.jsonl", num_fewshot=5)
     assert parse_tasks(["a.jsonl", "gsm8k=x.jsonl"]) == [
         {"name": "a.jsonl", "data": None},
         {"name": "gsm8k", "data": "x.jsonl"},
@@ -120,6 +124,9 @@ def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, text: str, message: s
         ({"tasks": [{"name": "a", "limit": -5}]}, "a: limit must be an integer of at least 1, got -5"),
         ({"tasks": [{"name": "a", "max_tokens": 0}]}, "a: max_tokens must be an integer of at least 1, got 0"),
         ({"tasks": [{"name": "a", "limit": "10"}]}, "a: limit must be an integer"),
+        ({"tasks": [{"name": "a", "num_fewshot": -1}]}, "a: num_fewshot must be an integer of at least 0, got -1"),
+        ({"tasks": [{"name": "a", "num_fewshot": True}]}, "a: num_fewshot must be an integer"),
+        ({"tasks": [{"name": "a", "fewshot_data": 5}]}, "a task's fewshot_data must be a text, got 5"),
         ({"rules": [None]}, "a rule is a text as js:p=0.2, got None"),
         ({"rules": ["js:sampled"], "seeds": ["1"]}, "seeds must be integers, got '1'"),
         ({"raw": "no"}, "raw must be true or false, got 'no'"),
@@ -149,6 +156,26 @@ def test_what_vllm_cannot_do_is_refused_before_an_engine_starts(
     plan = Plan.from_values({**TASKS, "engine": "vllm", "rules": rules, **more})
     with pytest.raises(SettingError, match=message):
         check_for_vllm(plan)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "humaneval", "humaneval_plus"])
+@pytest.mark.parametrize("setting", [{"num_fewshot": 0}, {"fewshot_data": "b.jsonl"}])
+def test_few_shots_are_refused_where_there_are_none(name: str, setting: dict[str, Any]) -> None:
+    plan = Plan.from_values({**TASKS, "tasks": [{"name": name, **setting}]})
+    with pytest.raises(SettingError, match=f"{next(iter(setting))} has no meaning for .*{name}"):
+        tasks_of(plan)
+
+
+def test_a_folder_of_before_there_were_few_shots_is_still_read(tmp_path: Path) -> None:
+    plan = Plan.from_values(TASKS)
+    Store(tmp_path, plan).keep_plan()
+    values = json.loads((tmp_path / "plan.json").read_text())
+    for task in values["tasks"]:
+        del task["fewshot_data"], task["num_fewshot"]
+    (tmp_path / "plan.json").write_text(json.dumps(values))
+    assert Plan.load(tmp_path) == plan
+    Store(tmp_path, plan).keep_plan()
+    assert Plan.load(tmp_path) == plan
 
 
 def test_a_plan_is_kept_as_json() -> None:

@@ -138,6 +138,14 @@ def test_rows_of_no_task_of_a_group_are_refused(run: Run, tmp_path: Path) -> Non
     assert "there are abstract_algebra, anatomy, astronomy, " in found.stderr
 
 
+def test_missing_few_shots_are_told_in_options_of_this_command(run: Run, tmp_path: Path) -> None:
+    gsm8k = write(tmp_path / "gsm8k.jsonl", gsm8k_rows())
+    found = run("--tasks", "gsm8k", "--data", str(gsm8k), "--model_args", "target=t")
+    assert found.exit_code == 2, found.output
+    assert "--fewshot_data FILE" in found.stderr
+    assert "--num_fewshot 0" in found.stderr
+
+
 USES: dict[str, tuple[list[str], str]] = {
     "no such task": (["--tasks", "gsm8k_cott"], "no task 'gsm8k_cott'; did you mean gsm8k_cot"),
     "no task": (["--model_args", "target=t,draft=d"], "No tasks specified"),

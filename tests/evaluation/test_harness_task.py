@@ -24,6 +24,8 @@ pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed (t
 
 from dropmatch.errors import SettingError
 from dropmatch.evaluation import harness_library
+from dropmatch.evaluation.bench.plan import Plan
+from dropmatch.evaluation.bench.worker import tasks_of
 from dropmatch.evaluation.tasks.harness import HarnessTask
 
 GSM8K_DOCS = [{"question": question, "answer": answer} for question, answer, _ in QUESTIONS]
@@ -175,6 +177,18 @@ def test_without_few_shots_when_asked(gsm8k: Path) -> None:
     assert [message["role"] for message in first.prompt] == ["user"]
 
 
+def test_a_plan_says_where_few_shots_come_from(tmp_path: Path, gsm8k: Path) -> None:
+    shots = write(tmp_path / "train.jsonl", SHOTS)
+    (tmp_path / "plan.yaml").write_text(
+        f"target: big\ntasks: [{{name: gsm8k, data: '{gsm8k}', fewshot_data: '{shots}', num_fewshot: 2}}]\n"
+    )
+    (task,) = tasks_of(Plan.from_values(Plan.read(tmp_path / "plan.yaml")))
+    examples = task.examples(None)
+    assert [message["role"] for message in examples[0].prompt] == ["user", "assistant"] * 2 + ["user"]
+    assert examples[0].prompt[0]["content"].startswith("Question: What is ")
+    assert examples == HarnessTask("gsm8k", gsm8k, num_fewshot=2, fewshot_data=shots).examples(None)
+
+
 REFUSALS = {
     "unknown": (("gsm8k_cott", {}), "no task 'gsm8k_cott'; did you mean gsm8k_cot"),
     "multiple choice": (("mmlu", {}), r"multiple_choice.*mmlu_generative"),
@@ -185,6 +199,19 @@ REFUSALS = {
     "programs": (("humaneval", {}), "unsafe_code"),
     "metric": (("gsm8k_cot", {"metric": "bleu"}), "no metric 'bleu'; there are exact_match"),
     "filter": (("gsm8k_cot", {"filter_name": "none"}), "no filter 'none'; there are strict-match, flexible-extract"),
+    "few-shots of the hub": (("gsm8k", {"fewshot_data": "x.jsonl"}), "fewshot_data goes with data"),
+    "few-shots of its own": (
+        ("gsm8k_cot", {"data": "x.jsonl", "fewshot_data": "y.jsonl"}),
+        "gsm8k_cot carries its few-shots.*leave fewshot_data out",
+    ),
+    "few-shots, but none": (
+        ("mmlu_generative", {"data": "x.jsonl", "fewshot_data": "y.jsonl"}),
+        "mmlu_generative has no few-shots here: say how many",
+    ),
+    "a task without few-shots": (
+        ("gsm8k_cot_zeroshot", {"num_fewshot": 2}),
+        "gsm8k_cot_zeroshot is one without few-shots: leave num_fewshot out",
+    ),
 }
 
 
@@ -233,7 +260,11 @@ ROWS: dict[str, tuple[str, list[dict[str, Any]], str]] = {
         [{"question": "Q", "answer": "1", "more": [1]}, {"question": "Q", "answer": "1", "more": "x"}],
         "rows do not fit together",
     ),
-    "few-shots": ("gsm8k", [{"question": "Q", "answer": "1"}], "split 'train'.*fewshot_data.*num_fewshot=0.*gsm8k_cot"),
+    "few-shots": (
+        "gsm8k",
+        [{"question": "Q", "answer": "1"}],
+        "split 'train'.*plan file.*fewshot_data: FILE.*num_fewshot: 0.*gsm8k_cot",
+    ),
 }
 
 
@@ -270,7 +301,7 @@ def test_a_hub_that_does_not_answer_is_one_error(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(f"dropmatch.evaluation.{where}.hub_answers", lambda: False)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
     task = HarnessTask("gsm8k_cot")
-    with pytest.raises(SettingError, match=r"openai/gsm8k .*does not answer.*--data FILE"):
+    with pytest.raises(SettingError, match=r"openai/gsm8k .*does not answer.*--task TASK=FILE"):
         task.examples(1)
 
 

@@ -50,6 +50,8 @@ class TaskChoice:
         data: a JSONL file to take its examples from, where they do not come from the hub.
         limit: examples, None is the plan's own.
         max_tokens: likewise.
+        fewshot_data: a JSONL file to draw its few-shots from, where it has data and draws them from a set of its own.
+        num_fewshot: how many few-shots, None is the task's own number.
 
     Raises:
         SettingError: a value that will not do.
@@ -59,14 +61,20 @@ class TaskChoice:
     data: str | None = None
     limit: int | None = None
     max_tokens: int | None = None
+    fewshot_data: str | None = None
+    num_fewshot: int | None = None
 
     def __post_init__(self) -> None:
-        for name, value in (("name", self.name), ("data", self.data or "file")):
+        files = ("data", self.data or "file"), ("fewshot_data", self.fewshot_data or "file")
+        for name, value in (("name", self.name), *files):
             if not isinstance(value, str) or not value:
                 raise SettingError(f"a task's {name} must be a text, got {value!r}")
         if self.name.endswith((".jsonl", ".json")):  # one file is one task, whichever way its path is written
             object.__setattr__(self, "name", os.path.normpath(self.name))
         _check_counts(f"{self.name}: ", limit=self.limit, max_tokens=self.max_tokens)
+        shots = self.num_fewshot
+        if shots is not None and (not isinstance(shots, int) or isinstance(shots, bool) or shots < 0):
+            raise SettingError(f"{self.name}: num_fewshot must be an integer of at least 0, got {shots!r}")
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,12 @@ def tasks_of(plan: Plan) -> list[Task]:
     Raises:
         SettingError: one cannot be found, or two have one name.
     """
-    tasks = [choose_task(choice.name, choice.data, chat=not plan.raw) for choice in plan.tasks]
+    tasks = [
+        choose_task(
+            each.name, each.data, chat=not plan.raw, fewshot_data=each.fewshot_data, num_fewshot=each.num_fewshot
+        )
+        for each in plan.tasks
+    ]
     names = [task.name for task in tasks]
     for name in names:
         if names.count(name) > 1:

@@ -11,25 +11,41 @@ from dropmatch.evaluation.tasks.prompts import Prompts
 HUMANEVAL = {"humaneval": False, "humaneval_plus": True}  # whether with EvalPlus's more tests
 
 
-def choose_task(name: str, data: str | None = None, chat: bool = True) -> Task:
+def choose_task(
+    name: str,
+    data: str | None = None,
+    chat: bool = True,
+    fewshot_data: str | None = None,
+    num_fewshot: int | None = None,
+) -> Task:
     """A task from its name: humaneval, humaneval_plus, a generative task of lm-evaluation-harness, a file of prompts.
 
     Args:
         name: how the user calls it.
         data: a JSONL file to take its examples from, where they shall not come from the hub.
         chat: prompts are chat messages; else texts to be continued, for models without a chat template.
+        fewshot_data: of the harness's tasks, a JSONL file to draw few-shots from; it goes with data.
+        num_fewshot: of the harness's tasks, how many few-shots; None is the task's own number.
 
     Raises:
-        SettingError: there is none of that name, or its harness is not installed.
+        SettingError: there is none of that name, its harness is not installed, or a setting has no meaning for it.
     """
     if name.endswith((".jsonl", ".json")):
         if data is not None:
             raise SettingError(f"{name} is a file of prompts already: leave its data out")
+        _refuse_fewshots(f"{name}, a file of prompts", fewshot_data, num_fewshot)
         return Prompts(Path(name), chat)
     if name in HUMANEVAL:
+        _refuse_fewshots(f"the task {name}, whose prompts are EvalPlus's", fewshot_data, num_fewshot)
         from dropmatch.evaluation.tasks.humaneval import HumanEval
 
         return HumanEval(HUMANEVAL[name], None if data is None else Path(data), chat=chat)
     from dropmatch.evaluation.tasks.harness import HarnessTask
 
-    return HarnessTask(name, data, chat)
+    return HarnessTask(name, data, chat, num_fewshot=num_fewshot, fewshot_data=fewshot_data)
+
+
+def _refuse_fewshots(what: str, fewshot_data: str | None, num_fewshot: int | None) -> None:
+    for name, value in (("fewshot_data", fewshot_data), ("num_fewshot", num_fewshot)):
+        if value is not None:
+            raise SettingError(f"{name} has no meaning for {what}: there are no few-shots, leave it out")

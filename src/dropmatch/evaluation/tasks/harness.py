@@ -20,6 +20,12 @@ from dropmatch.evaluation.tasks.harness_configs import (
     stops_of,
 )
 
+# --task of bench and paper has no word for few-shots: the plan of a benchmark does
+ADVICE = (
+    "in a plan file of dropmatch bench, give the task a file of such rows (fewshot_data: FILE) or ask for no few-shots "
+    "(num_fewshot: 0); with --task, use a task that carries its own, as gsm8k_cot does"
+)
+
 
 class HarnessTask:
     """A task of type generate_until, or all tasks of a group in turn: the first example of each, the second, ...
@@ -41,8 +47,8 @@ class HarnessTask:
         unsafe_code: allow tasks that run the generated texts as programs.
 
     Raises:
-        SettingError: the harness is not installed, there is no such task, it cannot be decoded greedily, or it has no
-            such metric or filter.
+        SettingError: the harness is not installed, there is no such task, it cannot be decoded greedily, it has no
+            such metric or filter, or it would not look at what is said of few-shots.
     """
 
     def __init__(
@@ -62,6 +68,7 @@ class HarnessTask:
         self._data, self._fewshot_data = (None if p is None else Path(p) for p in (data, fewshot_data))
         self._num_fewshot = num_fewshot
         self._configs = configs_of(name, unsafe_code)
+        self._check_fewshots()
         self._tasks: dict[str, Any] | None = None
         self._scored_by: dict[str, tuple[str, str]] = {}
         for config in self._configs:
@@ -105,13 +112,35 @@ class HarnessTask:
             found.append(_number(scores, metric, name))
         return found
 
+    def _check_fewshots(self) -> None:
+        """Refuse now, before a model is loaded, what would not be looked at."""
+        if self._fewshot_data is not None and self._data is None:
+            raise SettingError("fewshot_data goes with data: without, few-shots come from the task's own data set")
+        if any(is_class(config) for config in self._configs):  # what these do shows only when they are made
+            return
+        if self._num_fewshot and all(config.get("num_fewshot") == 0 for config in self._configs):
+            raise SettingError(f"the task {self.name} is one without few-shots: leave num_fewshot out")
+        if self._fewshot_data is None:
+            return
+        if not any(data_files.draws_fewshots(config) for config in self._configs):
+            raise SettingError(
+                f"the task {self.name} carries its few-shots, or draws them from its examples: leave fewshot_data out"
+            )
+        if not any(self._count_fewshots(config.get("num_fewshot")) for config in self._configs):
+            raise SettingError(
+                f"the task {self.name} has no few-shots here: say how many are drawn from fewshot_data (num_fewshot), "
+                "or leave it out"
+            )
+
+    def _count_fewshots(self, own: int | None) -> int:
+        """How many a task has; as in the harness, one that says 0 itself has none."""
+        return (own if self._num_fewshot is None or own == 0 else self._num_fewshot) or 0
+
     def _built(self) -> dict[str, Any]:
         """The harness's tasks by name, with their data."""
         if self._tasks is None:
             rows = None if self._data is None else data_files.read_examples(self._data)
             shots = None if self._fewshot_data is None else data_files.read_examples(self._fewshot_data)
-            if shots is not None and rows is None:
-                raise SettingError("fewshot_data goes with data: without, few-shots come from the task's own data set")
             if rows is not None:
                 data_files.check_subjects(self._configs, rows)
             tasks = {}
@@ -134,10 +163,7 @@ class HarnessTask:
             task = self._from_rows(config, rows, shots)
             if task is None:
                 return None
-        # as the harness does: a task that sets 0 itself has a prompt without few-shots
-        own = task.get_config("num_fewshot")
-        wanted = own if self._num_fewshot is None or own == 0 else self._num_fewshot
-        task.set_config("num_fewshot", wanted or 0)
+        task.set_config("num_fewshot", self._count_fewshots(task.get_config("num_fewshot")))
         self._try(task)
         return task
 
@@ -152,22 +178,22 @@ class HarnessTask:
             path = config.get("dataset_path")
             where = f"the data set {path} of the task {config['task']}" if path else f"the data of {config['task']}"
             why = reason(error) if hub_answers() else "the model hub does not answer"
-            other = "" if is_class(config) else ", or give the examples in a JSONL file (--data FILE)"
+            other = "" if is_class(config) else ", or give the examples in a JSONL file (--task TASK=FILE)"
             raise SettingError(f"cannot load {where} ({why}): check the network{other}") from error
 
     def _from_rows(self, config: Config, rows: list[data_files.Row], shots: list[data_files.Row] | None) -> Any | None:
         name, path = config["task"], self._data
         assert path is not None
         if is_class(config):
-            raise SettingError(f"the task {name} is written in Python and fetches its own data: leave --data out")
+            raise SettingError(f"the task {name} is written in Python and fetches its own data: leave the file out")
         alone = len(self._configs) == 1
         chosen = data_files.rows_of(config, rows, alone)
         if not chosen:
             return None
         docs = data_files.to_docs(config, chosen)
         examples = None if shots is None else data_files.to_docs(config, data_files.rows_of(config, shots, alone))
-        count = config.get("num_fewshot") if self._num_fewshot is None else self._num_fewshot
-        parts = data_files.dataset(data_files.splits(config, docs, examples, count or 0), path)
+        count = self._count_fewshots(config.get("num_fewshot"))
+        parts = data_files.dataset(data_files.splits(config, docs, examples, count, ADVICE), path)
         try:
             with quiet():
                 return _build({**config, "custom_dataset": lambda **_: parts})

@@ -120,8 +120,17 @@ def to_docs(config: Mapping[str, Any], rows: Sequence[Row]) -> list[dict[str, An
     return docs
 
 
+def draws_fewshots(config: Mapping[str, Any]) -> bool:
+    """Whether a task draws few-shots from another split than its examples."""
+    return _fewshot_split(config) not in (None, _examples_split(config))
+
+
 def splits(
-    config: Mapping[str, Any], docs: list[dict[str, Any]], shots: list[dict[str, Any]] | None, num_fewshot: int
+    config: Mapping[str, Any],
+    docs: list[dict[str, Any]],
+    shots: list[dict[str, Any]] | None,
+    num_fewshot: int,
+    advice: str,
 ) -> dict[str, list[dict[str, Any]]]:
     """The data set of a task by split.
 
@@ -130,21 +139,20 @@ def splits(
         docs: examples.
         shots: what few-shots are drawn from; None is none.
         num_fewshot: how many are.
+        advice: how few-shots are given, or done without, where the data came from.
 
     Raises:
         SettingError: few-shots are wanted out of a split that is not there.
     """
-    test = config.get("test_split") or config.get("validation_split")
     source = _fewshot_split(config)
-    if shots is None and num_fewshot > 0 and source not in (None, test):
+    if shots is None and num_fewshot > 0 and draws_fewshots(config):
         raise SettingError(
             f"the task {config['task']} takes its {num_fewshot} few-shots from the split {source!r}, and the data "
-            f"have none: give a file of such rows (fewshot_data), ask for no few-shots (num_fewshot=0), or use a task "
-            "that carries its own, as gsm8k_cot does"
+            f"have none: {advice}"
         )
     # splits that are only named: the harness opens them even if it takes nothing from there
     found = {config[name]: docs for name in _SPLITS if config.get(name)}
-    if source is not None and source != test and shots is not None:
+    if source is not None and shots is not None and draws_fewshots(config):
         found[source] = shots
     return found
 
@@ -161,6 +169,10 @@ def dataset(parts: Mapping[str, list[dict[str, Any]]], path: Path) -> Any:
         return datasets.DatasetDict({split: datasets.Dataset.from_list(docs) for split, docs in parts.items()})
     except Exception as error:
         raise SettingError(f"{path}: rows do not fit together ({reason(error)})") from error
+
+
+def _examples_split(config: Mapping[str, Any]) -> str | None:
+    return config.get("test_split") or config.get("validation_split")
 
 
 def _fewshot_split(config: Mapping[str, Any]) -> str | None:

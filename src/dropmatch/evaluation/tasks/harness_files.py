@@ -12,6 +12,11 @@ from dropmatch.evaluation.harness_library import quiet
 from dropmatch.evaluation.tasks import harness_data as data_files
 from dropmatch.evaluation.tasks.harness_configs import Config, collect, is_class, task_manager
 
+ADVICE = (
+    "give a file of such rows (--fewshot_data FILE), ask for no few-shots (--num_fewshot 0), or use a task that "
+    "carries its own, as gsm8k_cot does"
+)
+
 
 def write_tasks(
     folder: Path, files: Mapping[str, Path], fewshot_data: Path | None = None, num_fewshot: int | None = None
@@ -42,7 +47,7 @@ def write_tasks(
             docs = data_files.to_docs(config, chosen)
             more = None if shots is None else data_files.to_docs(config, data_files.rows_of(config, shots, alone))
             count = config.get("num_fewshot") if num_fewshot is None else num_fewshot
-            parts = data_files.splits(config, docs, more, count or 0)
+            parts = data_files.splits(config, docs, more, count or 0, ADVICE)
             _write(folder, config, data_files.dataset(parts, path))
             written.append(config["task"])
         if not written:
