@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -285,6 +286,23 @@ def test_a_file_without_rows(tmp_path: Path) -> None:
         HarnessTask("gsm8k_cot", tmp_path / "broken.jsonl").examples(None)
     with pytest.raises(SettingError, match="cannot read"):
         HarnessTask("gsm8k_cot", tmp_path / "none.jsonl").examples(None)
+
+
+def test_a_task_that_keeps_no_example_is_named(tmp_path: Path) -> None:
+    data, own = write(tmp_path / "data.jsonl", GSM8K_DOCS), tmp_path / "empty.yaml"
+    (tmp_path / "nothing.py").write_text("def keep(docs):\n    return docs.select([])\n")
+    own.write_text(
+        PREFIXED.replace("prefixed", "empty")
+        + "process_docs: !function nothing.keep\n"
+        + f"dataset_kwargs: {{data_files: {{test: '{data}'}}, cache_dir: '{tmp_path}'}}\n"
+    )
+    with pytest.raises(SettingError, match="the task empty has no examples: the split 'test' of its data set json is"):
+        HarnessTask(str(own)).examples(None)
+    with pytest.raises(SettingError, match=r"the task empty has no examples: .* no row of .*data\.jsonl"):
+        HarnessTask(str(own), data).examples(None)
+    task = HarnessTask(str(own))  # and one that the harness makes all the same
+    with pytest.raises(SettingError, match="the task empty has no examples"):
+        task._try(task._configs[0], SimpleNamespace(task_docs=[]))
 
 
 def test_a_file_may_be_packed(gsm8k: Path, tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ class HarnessTask:
         """The first examples.
 
         Raises:
-            SettingError: the data set cannot be fetched, or a row of the file is malformed.
+            SettingError: the data set cannot be fetched, there are no examples, or a row of the file is malformed.
         """
         tasks = self._built()
         counts = _shares([len(task.task_docs) for task in tasks.values()], limit)
@@ -164,7 +164,7 @@ class HarnessTask:
             if task is None:
                 return None
         task.set_config("num_fewshot", self._count_fewshots(task.get_config("num_fewshot")))
-        self._try(task)
+        self._try(config, task)
         return task
 
     def _from_hub(self, config: Config) -> Any:
@@ -175,6 +175,8 @@ class HarnessTask:
             name = config["task"]
             raise SettingError(f"the task {name} needs a package that is not installed ({reason(error)})") from error
         except Exception as error:  # the hub's, the network's, the data set's: there are too many kinds to name
+            if _finds_nothing(error):
+                raise self._no_examples(config) from error
             path = config.get("dataset_path")
             where = f"the data set {path} of the task {config['task']}" if path else f"the data of {config['task']}"
             why = reason(error) if hub_answers() else "the model hub does not answer"
@@ -198,10 +200,27 @@ class HarnessTask:
             with quiet():
                 return _build({**config, "custom_dataset": lambda **_: parts})
         except Exception as error:  # what the task makes of rows is its own code
+            if _finds_nothing(error):
+                raise self._no_examples(config) from error
             raise SettingError(f"{path}: the task {name} cannot use these rows ({reason(error)})") from error
 
-    def _try(self, task: Any) -> None:
+    def _no_examples(self, config: Config) -> SettingError:
+        """What is wrong with a task that has none, and where they should have come from."""
+        start = f"the task {config['task']} has no examples"
+        if self._data is not None:
+            return SettingError(f"{start}: its own code keeps no row of {self._data}; give it other rows")
+        if is_class(config):
+            return SettingError(f"{start}: the data set that its own code fetches is empty; use another task")
+        split = data_files.examples_split(config)
+        return SettingError(
+            f"{start}: the split {split!r} of its data set {config.get('dataset_path')} is empty, or its own code "
+            "keeps no row of it; use another task, or give the examples in a JSONL file (--task TASK=FILE)"
+        )
+
+    def _try(self, config: Config, task: Any) -> None:
         """Score the right answer now: what is missing for scoring must not show after hours of decoding."""
+        if not len(task.task_docs):
+            raise self._no_examples(config)
         name, doc = task.task_name, dict(task.task_docs[0])
         try:
             with quiet():
@@ -264,6 +283,11 @@ def _build(config: Config) -> Any:
 
     kind = Kind.PY_TASK if is_class(config) else Kind.TASK
     return TaskFactory().build(Entry(config["task"], kind, yaml_path=None, cfg=config), registry={})
+
+
+def _finds_nothing(error: Exception) -> bool:
+    """Whether a task could not be made for want of examples: the harness looks at the first one then."""
+    return isinstance(error, IndexError) and "out of bounds for size 0" in str(error)
 
 
 def _keep(messages: list[dict[str, str]], add_generation_prompt: bool = True) -> str:

@@ -120,9 +120,14 @@ def to_docs(config: Mapping[str, Any], rows: Sequence[Row]) -> list[dict[str, An
     return docs
 
 
+def examples_split(config: Mapping[str, Any]) -> str | None:
+    """Where the harness takes examples from."""
+    return config.get("test_split") or config.get("validation_split")
+
+
 def draws_fewshots(config: Mapping[str, Any]) -> bool:
     """Whether a task draws few-shots from another split than its examples."""
-    return _fewshot_split(config) not in (None, _examples_split(config))
+    return _fewshot_split(config) not in (None, examples_split(config))
 
 
 def splits(
@@ -169,10 +174,6 @@ def dataset(parts: Mapping[str, list[dict[str, Any]]], path: Path) -> Any:
         return datasets.DatasetDict({split: datasets.Dataset.from_list(docs) for split, docs in parts.items()})
     except Exception as error:
         raise SettingError(f"{path}: rows do not fit together ({reason(error)})") from error
-
-
-def _examples_split(config: Mapping[str, Any]) -> str | None:
-    return config.get("test_split") or config.get("validation_split")
 
 
 def _fewshot_split(config: Mapping[str, Any]) -> str | None:
