@@ -47,12 +47,14 @@ class Server:
     Attributes:
         says: what comes of a question.
         key: that it wants.
+        refuses: the error that the body of a request gets, if any.
         asked: questions, in the order in which they came.
         bodies: of the requests.
     """
 
     says: Callable[[Asked], str | tuple[int, str, dict[str, str]]]
     key: str | None = None
+    refuses: Callable[[dict[str, Any]], dict[str, Any] | None] = lambda body: None
     asked: list[Asked] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)
     lock: Any = field(default_factory=threading.Lock)
@@ -96,10 +98,12 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
                 return self._send(401, {"error": {"message": f"wrong key {self.headers['Authorization']}"}})
             if body["model"] not in MODELS:
                 return self._send(404, {"error": {"message": "no such model", "code": "model_not_found"}})
-            asked = read(body["messages"][0]["content"])
+            asked, refusal = read(body["messages"][0]["content"]), server.refuses(body)
             with server.lock:
-                server.asked.append(asked)
                 server.bodies.append(body)
+                server.asked += [] if refusal else [asked]
+            if refusal:
+                return self._send(400, {"error": refusal})
             said = server.says(asked)
             if isinstance(said, tuple):
                 status, message, headers = said

@@ -182,11 +182,11 @@ def test_what_is_no_chat_completion_is_named(tmp_path: Path) -> None:
 
 def test_a_hopeless_judge_is_not_asked_to_the_end(tmp_path: Path) -> None:
     folder = benchmark(tmp_path, texts_of("js", "naive", "typical", "margin", "topk"))
-    with Server(lambda asked: (400, "temperature must be 1", {})) as server:
+    with Server(lambda asked: (400, "this is no chat model", {})) as server:
         found = judge(folder, server.url, "--kind", "pairwise", "--concurrency", "1")
     assert found.exit_code == 1
     assert "20 of 20 answers have no verdict" in found.stderr
-    assert "HTTP 400: temperature must be 1" in found.stderr
+    assert "HTTP 400: this is no chat model" in found.stderr
     assert 20 <= len(server.asked) <= 22
 
 

@@ -151,6 +151,12 @@ def judge(
             if judgements.path.exists():
                 say(errors, "", "the answers so far are kept: the same command goes on from there")
             raise
+        if server is not None and server.samples:
+            say(
+                errors,
+                "",
+                f"{model} takes no temperature and was asked at its own: verdicts may differ from run to run",
+            )
     found = {each.name: results(plan, store, judgements, each.name) for each, _ in known}
     path = folder / "judge.json"
     path.write_text(json.dumps({"tasks": found}, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,6 +16,9 @@ TRIES = 6
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds; the wait doubles from try to try
 TIMEOUT, CONNECT_TIMEOUT = 600.0, 10.0
 DEFAULT_KEY = "OPENAI_API_KEY"
+# how endpoints say that they do not take a parameter; that max_tokens is too large is another matter
+_UNSUPPORTED = r"(?:un|not |n't )support|not (?:allowed|permitted)|unrecogni[sz]ed|unknown|deprecated"
+_REFUSALS = {"max_tokens": _UNSUPPORTED, "temperature": rf"{_UNSUPPORTED}|must be|only"}
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,9 @@ class Reply:
 class Endpoint:
     """Asks one question at a time; threads may share it.
 
+    OpenAI's reasoning models take no `max_tokens` and no temperature: an endpoint that says so is asked again, and from
+    then on, with `max_completion_tokens` and without a temperature.
+
     Args:
         url: where it is, as http://localhost:8000/v1.
         model: its name there.
@@ -51,7 +59,9 @@ class Endpoint:
             import openai
         except ImportError as error:
             raise SettingError("a judge needs the openai package: pip install 'dropmatch[eval]'") from error
-        self._url, self._model, self._max_tokens, self._variable = url, model, max_tokens, key_variable
+        self._url, self._model, self._variable = url, model, key_variable
+        self._options: dict[str, Any] = {"temperature": 0, "max_tokens": max_tokens}  # replaced, never changed
+        self._lock = threading.Lock()
         self._key = os.environ.get(key_variable, "").strip()
         if not self._key and key_variable != DEFAULT_KEY:
             raise SettingError(f"the environment variable {key_variable} holds no key")
@@ -66,8 +76,13 @@ class Endpoint:
         )
         self._has_answered = False
 
+    @property
+    def samples(self) -> bool:
+        """Whether the endpoint has turned out to take no temperature, so that it answers at its own."""
+        return "temperature" not in self._options
+
     def ask(self, question: str, stop: threading.Event) -> Reply:
-        """The answer to a question, by the likeliest tokens.
+        """The answer to a question, by the likeliest tokens unless the endpoint `samples`.
 
         Args:
             question: a user's message.
@@ -102,15 +117,27 @@ class Endpoint:
         raise DropMatchError(f"{problem}, after {TRIES} tries")
 
     def _send(self, question: str) -> Any:
-        try:
-            return self._client.chat.completions.create(
-                model=self._model,
-                messages=[{"role": "user", "content": question}],
-                temperature=0,
-                max_tokens=self._max_tokens,
-            )
-        except (ValueError, self._openai.APIResponseValidationError):  # no JSON, or of another form
-            return None
+        while True:  # each turn takes away a parameter that was sent
+            options = self._options
+            try:
+                return self._client.chat.completions.create(
+                    model=self._model, messages=[{"role": "user", "content": question}], **options
+                )
+            except (self._openai.BadRequestError, self._openai.UnprocessableEntityError) as error:
+                refused = _refused(_message(error)) & set(options)
+                if not refused:
+                    raise
+                self._leave_out(refused)
+            except (ValueError, self._openai.APIResponseValidationError):  # no JSON, or of another form
+                return None
+
+    def _leave_out(self, names: Iterable[str]) -> None:
+        """Do without parameters from now on; another thread may have come to the same."""
+        with self._lock:
+            options = {name: value for name, value in self._options.items() if name not in names}
+            if "max_tokens" in self._options and "max_tokens" not in options:
+                options["max_completion_tokens"] = self._options["max_tokens"]
+            self._options = options
 
     def _read(self, found: Any) -> Reply:
         """The answer out of a completion.
@@ -153,11 +180,8 @@ class Endpoint:
         return f"{self._url} does not know the model {self._model!r}, or is not the address of an API ({said})"
 
     def _said(self, error: Any) -> str:
-        """What a server says about a failure."""
-        body = error.body
-        if isinstance(body, dict):
-            body = body.get("message") or body.get("detail") or body
-        return self._clean(str(body or error))
+        """What a server says about a failure, as part of a line."""
+        return self._clean(_message(error))
 
     def _clean(self, text: str) -> str:
         """One short line without control characters, and without the key."""
@@ -173,6 +197,24 @@ def _is_address(url: str) -> bool:
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         return False
+
+
+def _message(error: Any) -> str:
+    """What a server says about a failure."""
+    body = error.body
+    if isinstance(body, dict):
+        body = body.get("message") or body.get("detail") or body
+    return str(body or error)
+
+
+def _refused(message: str) -> set[str]:
+    """The parameters that a message names as ones that the endpoint does not take."""
+    found = set()
+    for name, words in _REFUSALS.items():
+        near = rf"\b{name}\b.{{0,60}}?(?:{words})|(?:{words}).{{0,60}}?\b{name}\b"
+        if re.search(near, message, re.IGNORECASE | re.DOTALL):
+            found.add(name)
+    return found
 
 
 def _asked_for(error: Any) -> float | None:
