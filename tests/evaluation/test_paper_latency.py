@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 from dropmatch import Engine
 from dropmatch.errors import SettingError
+from dropmatch.evaluation.bench.terminal import for_terminal
 from dropmatch.evaluation.paper import latency
 from dropmatch.evaluation.paper.latency import latency_sheet, measure_latency, ways
 
@@ -42,9 +46,25 @@ def test_every_part_is_timed_beside_the_forward(engine: Engine) -> None:
     assert found["parts"]["head"]["times_the_head"] == {"median": 1.0, "low": 1.0, "high": 1.0}
     sheet = latency_sheet(found, "tiny")
     assert all(len(row) == len(sheet.headings) for row in sheet.rows)
-    assert sheet.rows[1][-2:] == ("0.05", "1.0")
-    assert sheet.rows[3][-2:] == ("1.64", "34.8")
+    assert sheet.headings[-4:] == ("paper: ms", "paper: total ms", "paper: share %", "paper: times the head")
+    assert sheet.rows[0][-4:] == ("", "", "", "")
+    assert sheet.rows[1][-4:] == ("0.05", "107", "0.05", "1.0")
+    assert sheet.rows[2][-4:] == ("0.17", "104", "0.17", "3.4")
+    assert sheet.rows[3][-4:] == ("1.74", "106", "1.64", "34.8")
+    assert {row[-4:] for row in sheet.rows[4:]} == {("", "", "", "")}  # what the paper does not have
     json.dumps(found)
+
+
+def test_the_paper_s_latency_fits_a_terminal() -> None:
+    spread = {"median": 1234.56, "low": 1200.0, "high": 1300.0}
+    part = {"ms": spread, "total_ms": spread, "share_pct": spread, "times_the_head": spread}
+    parts = {name: {"what": f"the part called {name}", **part} for name in ("blocks", "head", "naive", "js")}
+    file = io.StringIO()
+    sheet = latency_sheet({"parts": parts, "heads": 5, "dropout": 0.3, "tokens": 5, "rounds": 9}, "tiny")
+    Console(file=file, width=80).print(for_terminal([sheet]))
+    lines = file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any(re.search(r"called js .* 1\.74 .* 106 .* 1\.64 ", line) for line in lines)
 
 
 def test_shares_are_of_the_same_round() -> None:
