@@ -238,7 +238,22 @@ def test_the_paper_s_numbers_are_whole() -> None:
         assert set(pair) == {(method, length) for method in ("SD", "SD+DM") for length in (5, 10)}
         assert {task for row in pair.values() for task in row} == {"gsm8k", "mmlu", "ifeval", "humaneval"}
         assert all(row[0] == 1.0 for row in pair["SD", 5].values())
-    assert published.task_of("gsm8k_cot") == "gsm8k"
-    assert published.task_of("mmlu_generative") == "mmlu"
-    assert published.task_of("chat/vicuna80") is None
     json.dumps(published.for_json())
+
+
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [
+        *((task, task) for task in ("gsm8k", "mmlu", "ifeval", "humaneval")),
+        ("gsm8k_cot", "gsm8k"),
+        ("gsm8k_cot_zeroshot", "gsm8k"),
+        ("mmlu_generative", "mmlu"),
+        ("leaderboard_ifeval", "ifeval"),
+        *((name, None) for name in ("mmlu_pro", "mmlu_anatomy_generative", "cmmlu", "global_mmlu_de", "mmlu_redux")),
+        *((name, None) for name in ("gsm8k_platinum_cot", "ifeval_es", "humaneval_plus", "humaneval_infilling")),
+        ("data/gsm8k.jsonl", None),
+        ("chat/vicuna80", None),
+    ],
+)
+def test_the_paper_s_numbers_stand_beside_its_own_tasks_only(name: str, task: str | None) -> None:
+    assert published.task_of(name) == task
