@@ -191,6 +191,15 @@ def test_the_extremes_are_everything_and_exact_matches() -> None:
     )
 
 
+def test_threshold_is_sglang_s_clause_without_a_coin() -> None:
+    evidence = evidence_of(8, 2.0, rows=40)
+    accept = judge(evidence, AcceptanceConfig("threshold", threshold=0.3)).accept
+    again = judge(replace(evidence, seeds=evidence.seeds + 1), AcceptanceConfig("threshold", threshold=0.3)).accept
+    assert torch.equal(accept, again)
+    likely = torch.tensor([row[1][row[3]] for row in rows_of(evidence)])
+    assert not bool((accept & (likely < 0.3 - 1e-5)).any())
+
+
 def test_margin_has_no_meaning_for_logits_that_are_not_positive() -> None:
     evidence = evidence_of(8, 2.0, rows=40)
     below = replace(evidence, clean_logits=evidence.clean_logits - 100.0)
@@ -205,6 +214,27 @@ def test_what_follows_a_token_is_counted_to_the_next_mismatch(exact: list[bool])
         rest = exact[i + 1 :]
         assert int(remaining[i]) == len(rest)
         assert int(followed[i]) == (rest.index(False) if False in rest else len(rest))
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=16), st.integers(1, 8))
+def test_fly_s_window_is_that_of_vllm_and_one_match_more_than_that_of_its_own_code(
+    exact: list[bool], window: int
+) -> None:
+    n = len(exact)
+    followed, remaining = following(torch.tensor(exact))
+    tokens = torch.where(torch.tensor(exact), 0, 1)
+    zeros = torch.zeros(n, dtype=torch.int64)
+    logits = torch.tensor([[2.0, 1.0, 0.0]]).expand(n, -1)
+    evidence = Evidence(torch.zeros(n, 2), logits, tokens, zeros, zeros, zeros, followed=followed, remaining=remaining)
+    accept = judge(evidence, AcceptanceConfig("fly", threshold=0.0, window=window)).accept.tolist()
+    mismatches = [i for i in range(n) if not exact[i]]
+    # vLLM: pos + W < n, and the next W native decisions accept
+    assert [i for i in mismatches if accept[i]] == [
+        i for i in mismatches if i + window < n and all(exact[i + 1 : i + 1 + window])
+    ]
+    # AMD-AGI/FLy: the pattern (mismatch, W - 1 matches), and nothing new among the last W
+    theirs = [i for i in mismatches if i < n - window and all(exact[i + 1 : i + window])]
+    assert [i for i in mismatches if accept[i]] == [i for i in theirs if exact[i + window]]
 
 
 def test_fly_without_the_rest_of_the_draft_is_refused() -> None:

@@ -95,6 +95,17 @@ def test_a_replayed_verdict_is_the_live_one(tiny: Any, engine: Engine, text: str
     assert int(verdict.accept.sum()) > 0
 
 
+def test_a_divergence_over_the_whole_vocabulary_is_no_larger_than_the_live_one(tiny: Any, engine: Engine) -> None:
+    text = "fuzzy:threshold=0.2"
+    recorder = Recorder(engine, tokens=128)
+    rounds = run(engine, recorder, [tiny.prompt(20 + i, 12, VOCAB) for i in range(2)], **parse_rule(text))
+    distance = replay(recorder.record(), AcceptanceConfig.from_options(parse_rule(text))).verdict.distance
+    live = [entry.js for entries in rounds for entry in entries if not entry.exact]
+    gaps = [js - float(distance[row]) for row, js in enumerate(live) if js is not None]
+    assert min(gaps) > -1e-4
+    assert max(gaps) > 1e-6  # the tokens that were not kept are taken to be alike
+
+
 def test_what_becomes_of_the_drafts_is_what_happened(recorded: tuple[Record, list[list[Any]]]) -> None:
     record, rounds = recorded
     assert record.blocks == len(rounds)

@@ -51,7 +51,9 @@ def replay(
 
     What they accept of the draft tokens that are not the target's own, how
     likely the target finds those, and where the rules differ. Verdicts are
-    those that decoding would give on the same rows.
+    those that decoding would give on the same rows; those of typical and fuzzy,
+    which look at the whole vocabulary, are only close: a record keeps the
+    likeliest tokens, and they may accept a little more.
     """
     from dropmatch.evaluation.lab import Record, compare, settings_of
 

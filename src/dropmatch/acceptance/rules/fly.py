@@ -22,6 +22,11 @@ def judge_fly(evidence: Evidence, cluster: Cluster | None, config: AcceptanceCon
     the published code and of vLLM's port, where the paper divides the entropy over the vocabulary by its logarithm.
     Near the end of a draft, where fewer than W tokens follow, only exact matches are accepted, so that a rule
     with W ≥ L accepts nothing else.
+
+    W is counted as in vLLM's port (`fly_window_size`): W matches behind ŷ. In the published code (AMD-AGI/FLy,
+    `win_len`) ŷ itself is one of W, so that W - 1 matches suffice; it too accepts no mismatch among the last W tokens
+    of a draft. p is the distribution before temperature and top-k/p; vLLM documents processed probabilities, which
+    are others when sampling.
     """
     assert config.threshold is not None
     assert config.window is not None

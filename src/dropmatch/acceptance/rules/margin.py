@@ -18,6 +18,10 @@ def judge_margin(evidence: Evidence, cluster: Cluster | None, config: Acceptance
 
     θ is `threshold`. The ratio has a meaning for a positive z₁ only: where it is not, exact matches remain. Ratios
     of logits change when a constant is added to all of them, so θ does not carry over from one model to another.
+
+    This is the paper's algorithm, at any temperature. The published code (5SSjw/MARS) relaxes only when sampling: its
+    greedy decoding is exact match, and its sampling takes either of the two likeliest tokens where z₂ / z₁ > θ, any
+    other one never there, and elsewhere what rejection sampling takes.
     """
     assert config.threshold is not None
     clean, _, _ = constrained(evidence)  # [N, V]

@@ -13,7 +13,13 @@ from dropmatch.heads import Cluster
 
 
 def judge_threshold(evidence: Evidence, cluster: Cluster | None, config: AcceptanceConfig) -> Verdict:
-    """p(ŷ) ≥ τ for the clean distribution p before temperature (N rows); τ is `threshold`."""
+    """p(ŷ) ≥ τ for the clean distribution p before temperature (N rows); τ is `threshold`.
+
+    One of SGLang's two clauses, that of `threshold_single`. The other one is not here: `coin <= prob_acc /
+    threshold_acc`, for a uniform coin and the probability of ŷ and of the siblings that were refused before it. At
+    `threshold_acc` = 1, SGLang's default, it is lossless sampling, which comes before this rule here too; below 1 it
+    accepts more. SGLang's p is that after temperature, top-k and top-p.
+    """
     assert config.threshold is not None
     probability = probability_of(evidence, clean_log_probs(evidence))  # [N]
     return lossy(probability >= config.threshold, "threshold", probability, config)

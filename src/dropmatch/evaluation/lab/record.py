@@ -3,8 +3,9 @@
 Of a draft token that is the clean one nothing but that is kept. Of the others, the N rows: the hidden state; the
 logits of target and draft for the S likeliest tokens of either, and the log-sum-exp of the rest; and once, for
 all of them, the rows of the LM head that heads are made with. When a row is rebuilt over the vocabulary, the rest is
-spread evenly over the tokens that were not kept: entropies and divergences over the whole vocabulary (typical,
-fuzzy) are close to the live ones, all else is the same.
+spread evenly over the tokens that were not kept: an entropy over the whole vocabulary (typical) is no smaller and a
+divergence (fuzzy) no larger than the live one, though close to it, so that these two rules may accept a little more;
+all else is the same.
 
 R draft tokens in all, N of them mismatches, S tokens kept a row, U rows of the head, V tokens in the vocabulary.
 """
