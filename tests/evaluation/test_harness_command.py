@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +181,17 @@ def test_a_hub_that_does_not_answer_is_one_line(
     (line,) = [line for line in found.stderr.splitlines() if line.startswith("error: ")]
     assert "does not answer" in line
     assert "--data TASK=FILE" in line
+
+
+def test_the_documented_clients_of_a_server_take_what_they_are_given() -> None:
+    from lm_eval.api.registry import get_model
+
+    text = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    commands = re.findall(r"lm_eval --model (\S+) .*?--model_args (\S+)", text, re.DOTALL)
+    assert [name for name, _ in commands] == ["local-chat-completions", "local-completions"]
+    for name, given in commands:
+        known = {each for kind in get_model(name).__mro__ for each in signature(kind.__init__).parameters}
+        assert {each.partition("=")[0] for each in given.split(",")} <= known - {"args", "kwargs"}
 
 
 def test_the_help_has_our_arguments_before_the_options_of_the_harness(run: Run) -> None:
