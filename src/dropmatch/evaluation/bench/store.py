@@ -174,10 +174,10 @@ class Store:
             known = {task["name"]: task for task in before["tasks"]}
             for task in now["tasks"]:
                 old = known.get(task["name"], task)
-                for name in ("data", "max_tokens"):
-                    if old[name] != task[name]:
+                for name in ("data", "fewshot_data", "num_fewshot", "max_tokens"):
+                    if old.get(name) != task[name]:
                         raise SettingError(
-                            f"{self.folder} holds {task['name']} with {name}={old[name]!r}, and now it is "
+                            f"{self.folder} holds {task['name']} with {name}={old.get(name)!r}, and now it is "
                             f"{task[name]!r}: give another --out, or the same settings"
                         )
 
