@@ -265,7 +265,9 @@ def test_every_prompt_is_checked_before_the_first_is_decoded(run: Run, pair: Pai
 
 
 def test_noisy_heads_are_warned_of_once(run: Run, pair: Pair) -> None:
-    result = run("compare", *pair.args(*PROMPTS, "--max-tokens", "80", "-p", "0.9", "--rules", "js"))
+    result = run(
+        "compare", *pair.args(*PROMPTS, "--max-tokens", "80", "-p", "0.9", "--token-floor", "0", "--rules", "js")
+    )
     warned = [line for line in result.stderr.splitlines() if "uniform draft" in line]
     assert len(warned) == 1
     assert warned[0].startswith("warning: js, 2 of 2 prompts: ")

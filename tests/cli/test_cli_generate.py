@@ -280,7 +280,7 @@ def test_plain_decoding_has_no_legend(run: Run, pair: Pair) -> None:
 
 
 def test_a_warning_is_one_line(run: Run, pair: Pair) -> None:
-    result = run("generate", PROMPT, *pair.args("-p", "0.9", "--max-tokens", "80"))
+    result = run("generate", PROMPT, *pair.args("-p", "0.9", "--token-floor", "0", "--max-tokens", "80"))
     assert result.exit_code == 0
     lines = [line for line in result.stderr.splitlines() if line.startswith("warning: ")]
     assert len(lines) == 1

@@ -104,6 +104,7 @@ def test_custom_generate_warns_of_noisy_heads(tiny: Any) -> None:
             custom_generate=dropmatch.generate,
             rule="js",
             dropout=0.9,
+            token_floor=0.0,
             max_new_tokens=60,
             do_sample=False,
             eos_token_id=None,

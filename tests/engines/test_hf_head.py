@@ -177,7 +177,7 @@ def test_noisy_heads_are_warned_about(tiny: Any) -> None:
     target = tiny.build_model("llama", peak=2.0)
     engine = Engine(target, tiny.word_tokenizer(), DraftModel(tiny.perturb(target, 0.4)))
     with pytest.warns(NoisyHeadsWarning, match="dropout p=0.9.*token_floor"):
-        engine.generate(tiny.prompt(1), rule="js", dropout=0.9, max_tokens=60, ignore_eos=True)
+        engine.generate(tiny.prompt(1), rule="js", dropout=0.9, token_floor=0, max_tokens=60, ignore_eos=True)
 
 
 def test_clean_heads_are_not_warned_about(tiny: Any, recwarn: pytest.WarningsRecorder) -> None:
@@ -194,5 +194,5 @@ def test_noisy_heads_warning_points_at_the_caller(tiny: Any) -> None:
     target = tiny.build_model("llama", peak=2.0)
     engine = Engine(target, tiny.word_tokenizer(), DraftModel(tiny.perturb(target, 0.4)))
     with pytest.warns(NoisyHeadsWarning) as caught:
-        engine.generate(tiny.prompt(1), rule="js", dropout=0.9, max_tokens=60, ignore_eos=True)
+        engine.generate(tiny.prompt(1), rule="js", dropout=0.9, token_floor=0, max_tokens=60, ignore_eos=True)
     assert caught[0].filename == __file__

@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest, bootstrap
 
-from dropmatch.evaluation.statistics import Interval, mcnemar, mean_interval, paired, ratio_interval, share_interval
+from dropmatch.evaluation.statistics import (
+    Interval,
+    mcnemar,
+    mean_interval,
+    paired,
+    ratio_interval,
+    share_interval,
+    sums_ratio_interval,
+)
 from dropmatch.evaluation.text_checks import loops
 
 
@@ -117,3 +125,23 @@ SENTENCE = (
 )
 def test_a_text_that_repeats_itself_at_its_end_loops(text: str, expected: bool) -> None:
     assert loops(text) == expected
+
+
+def test_a_ratio_of_sums_is_scipys() -> None:
+    draws = np.random.default_rng(5)
+    rounds = draws.integers(1, 40, 60)
+    committed = rounds + draws.binomial(rounds * 5, 0.6)
+    found = sums_ratio_interval(committed.tolist(), rounds.tolist())
+
+    def ratio(above: np.ndarray, below: np.ndarray, axis: int = -1) -> np.ndarray:
+        return np.asarray(above.sum(axis=axis) / below.sum(axis=axis))
+
+    theirs = bootstrap(
+        (committed, rounds), ratio, paired=True, n_resamples=10_000, method="percentile", rng=np.random.default_rng(1)
+    ).confidence_interval
+    assert found.value == pytest.approx(committed.sum() / rounds.sum())
+    assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=0.03)
+    # examples without a round say nothing
+    assert sums_ratio_interval([*committed.tolist(), 0], [*rounds.tolist(), 0]) == found
+    with pytest.raises(ValueError, match="nothing to divide by"):
+        sums_ratio_interval([0, 0], [0, 0])

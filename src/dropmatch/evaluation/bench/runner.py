@@ -190,7 +190,7 @@ class Runner:
             if found:
                 self._store.score(task.name, cell, name, found)
             # a harness may score texts together; what the target gives them takes long, and is kept as it comes
-            size = len(rest) if task.metric else max(LIKELIHOODS, self._backend.group)
+            size = max(1, len(rest)) if task.metric else max(LIKELIHOODS, self._backend.group)
             for start in range(0, len(rest), size):
                 part = rest[start : start + size]
                 progress.begin(f"{task.name}, scoring {cell}, {start + len(part)}/{len(rest)}")
