@@ -86,7 +86,13 @@ class Server:
             stdin=subprocess.DEVNULL,
             stdout=self._file,
             stderr=subprocess.STDOUT,
-            env={**_clean_environment(), "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"},
+            env={
+                **_clean_environment(),
+                "VLLM_CPU_KVCACHE_SPACE": "1",
+                "VLLM_NO_USAGE_STATS": "1",
+                # else a connection that idles on a busy machine is closed just when it is used again
+                "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "300",
+            },
             start_new_session=True,
             # a test runner in the background ignores SIGINT, and so would its children
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
