@@ -21,9 +21,9 @@ from dropmatch.evaluation.bench.terminal import for_terminal
 
 HOW_TO_READ = (
     "Speed is the median over groups of examples of a cell's tokens per second over strict's in the same group, with "
-    "a 95 % bootstrap interval over groups. Scores and acceptance lengths have 95 % intervals over examples: Wilson's for "
-    "shares of right answers, else bootstrap; lost and gained are examples against strict, p is McNemar's exact test. Few "
-    "examples prove little: an interval that holds 0 is no proof of no loss."
+    "a 95 % bootstrap interval over groups. Scores and acceptance lengths have 95 % intervals over examples: Wilson's "
+    "for shares of right answers, else bootstrap; lost and gained are examples against strict, p is McNemar's exact "
+    "test. Few examples prove little: an interval that holds 0 is no proof of no loss."
 )
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 75rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
