@@ -428,6 +428,10 @@ def test_sigterm_ends_a_server_with_prompt_lookup(target: Path, tmp_path: Path) 
         found = block(response)
         assert found["rule"] == "naive"
         assert found["accepted_tokens"] > 0
+        # case 27: nothing to look up, so steps have no draft row, and top-k alone is what vLLM stumbled over there
+        for heat in ({"body": {"ignore_eos": True}}, {"temperature": 0.9, "body": {"ignore_eos": True, "top_k": 5}}):
+            bare = client.complete("Zebra quilt fjord", max_tokens=6, **heat)
+            assert bare.usage.completion_tokens == 6
         with pytest.raises(openai.BadRequestError, match=r"'js' compares distributions.*use rule 'naive'"):
             client.complete(STORY, {"dropmatch": "js"})
         server.process.send_signal(signal.SIGTERM)
