@@ -281,6 +281,17 @@ def test_a_killed_benchmark_goes_on_where_it_was(folders: Any, tmp_path: Path) -
     assert "with max_tokens=60, and now it is 7" in third.stderr
 
 
+def test_a_report_has_the_cells_of_earlier_runs(folders: Any, tmp_path: Path) -> None:
+    for rule in ("js:p=0.1", "naive"):
+        words = command(folders, tmp_path, "--limit", "2")
+        words[words.index("--rules") + 1] = rule
+        done = subprocess.run(words, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    (task,) = report["tasks"].values()
+    assert list(task["cells"]) == ["strict", "js:p=0.1", "naive"]
+
+
 def test_the_same_text_is_scored_once(prompts: list[str], tmp_path: Path) -> None:
     class Counting(Words):
         asked = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -168,10 +169,10 @@ def bench(
             interrupted = True
             say(errors, "", "interrupted: give the same command again to go on")
     if (out / "plan.json").exists():
-        plan = Plan.load(out)  # with what was run there before
+        plan = replace(plan, rules=Plan.load(out).rules)  # with the cells that were run there before
     store = Store(out, plan)
     if store.groups or store.failures:
-        output.print(write_report(plan, store, {each.name: each.metric for each in tasks_of(plan)}))
+        output.print(write_report(plan, store, {each.name: each.metric for each in tasks}))
         say(errors, "", f"written: {', '.join(str(path) for path in sorted(out.glob('report.*')))}")
     if interrupted:
         raise typer.Exit(INTERRUPTED)

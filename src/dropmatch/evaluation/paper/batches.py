@@ -65,8 +65,8 @@ def measure_batches(plans: Mapping[int, Plan], folder: Path) -> dict[str, Any]:
         SettingError: vLLM is not there, or a batch cannot be filled; nothing was generated.
     """
     require_vllm()
-    tasks = tasks_of(next(iter(plans.values())))
-    first = next(iter(plans.values()))
+    first = next(iter(plans.values()))  # all have its task and its limit
+    tasks = tasks_of(first)
     examples = len(tasks[0].examples(first.task(first.tasks[0]).limit))
     for plan in plans.values():
         if examples < plan.batch:
