@@ -247,6 +247,25 @@ def test_what_the_user_has_set_is_kept(cores: Any) -> None:
     assert "VLLM_PLUGINS" not in default
 
 
+@pytest.mark.parametrize(
+    ("libc", "theirs", "kept"),
+    [
+        (("glibc", "2.36"), {}, True),
+        (("glibc", "2.35"), {"LD_PRELOAD": "a.so"}, True),
+        (("glibc", "3.0"), {}, True),
+        (("glibc", "2.34"), {}, False),
+        (("", ""), {}, False),
+        (("glibc", "2.36"), {"MALLOC_TRIM_THRESHOLD_": "0"}, False),
+    ],
+)
+def test_memory_is_kept(
+    monkeypatch: pytest.MonkeyPatch, libc: tuple[str, str], theirs: dict[str, str], kept: bool
+) -> None:
+    monkeypatch.setattr("platform.libc_ver", lambda: libc)
+    names = {name for name in environment.wanted(theirs, True) if name.startswith("MALLOC_")}
+    assert names == ({"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"} if kept else set())
+
+
 def test_a_gpu_needs_less() -> None:
     assert environment.wanted({"LD_PRELOAD": "a.so"}, False) == {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 
