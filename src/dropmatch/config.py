@@ -183,6 +183,17 @@ class AcceptanceConfig(_Config):
         """Whether verdicts are denoised, given whether rows of the LM head can be gathered."""
         return self.verdict == "denoised" or (self.verdict == "auto" and can_gather)
 
+    def clean_floor(self, can_gather: bool) -> float:
+        """The clean probability below which heads need not be asked, since the floor refuses the token anyway.
+
+        0 where all are to be asked: without a floor, of a sampled verdict, and where a minority of the heads decides
+        (see `dropmatch.acceptance.denoising`).
+        """
+        from dropmatch.acceptance.registry import get_rule
+
+        asked = get_rule(self.rule).needs_heads and self.denoises(can_gather) and self.strictness >= 0.5
+        return self.floor if asked else 0.0
+
 
 @dataclass(frozen=True)
 class DraftConfig(_Config):

@@ -17,7 +17,7 @@ from dropmatch.acceptance.denoising import _over_sets as over_sets
 from dropmatch.acceptance.denoising import denoised
 from dropmatch.config import AcceptanceConfig
 from dropmatch.errors import SettingError
-from dropmatch.heads import Cluster, build
+from dropmatch.heads import Cluster, Distributions, build
 from dropmatch.heads.build import HEAD_SETS
 
 HEAD = random_head(500, 40, 0.35)
@@ -194,7 +194,9 @@ def test_heads_would_hardly_ever_accept_what_the_floor_refuses_beforehand(rule: 
         config = replace(DENOISED, rule=rule, token_floor=floor)
         made = judge(many, config, HEAD)
         assert bool(made.frequency.isnan().any())
-        alone = over_sets(get_rule(rule), many, config, HEAD).accept  # asked of each set's centroid only
+        alone = over_sets(
+            get_rule(rule), many, Distributions.of(many), config, HEAD
+        ).accept  # asked of each set's centroid only
         assert bool((made.accept <= alone).all())
         differing = int((made.accept != alone).sum())
         assert differing <= 0.03 * int(alone.sum()), differing

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dropmatch.heads import likeliest_token
+from dropmatch.heads import likeliest_and_mass, likeliest_token
 from dropmatch.heads.vocabulary import Vocabulary
 
 
@@ -26,6 +26,10 @@ def test_it_is_argmax_with_ties_and_bans(
     logits = torch.randint(levels, (rows, vocab), generator=generator).to(dtype)  # few values, so that many are equal
     logits[torch.rand(rows, vocab, generator=generator) < banned] = -torch.inf
     assert torch.equal(likeliest_token(logits), logits.argmax(dim=1))
+    token, mass = likeliest_and_mass(logits)
+    assert torch.equal(token, logits.argmax(dim=1))
+    assert bool((mass.double() <= logits.double().logsumexp(dim=1) + 1e-5).all())
+    assert bool((mass >= logits.amax(dim=1)).all())
 
 
 @pytest.mark.parametrize("place", [0, 63, 64, 151_871, 151_935])

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dropmatch.acceptance.evidence import REJECTED, Evidence, Verdict, reason_count
 from dropmatch.config import AcceptanceConfig
-from dropmatch.heads import Head, build_sets, clean_probability
+from dropmatch.heads import Distributions, Head, build_sets
 
 if TYPE_CHECKING:
     from dropmatch.acceptance.registry import Rule
@@ -29,23 +29,30 @@ def denoised(rule: Rule, evidence: Evidence, config: AcceptanceConfig, head: Hea
         config: the settings.
         head: the target's LM head.
     """
-    if config.floor == 0 or config.strictness < 0.5:
-        return _over_sets(rule, evidence, config, head)
-    probability = clean_probability(evidence)  # [N]
-    likely = probability >= config.floor  # [N]
+    distributions = Distributions.of(evidence)
+    floor = config.clean_floor(head.can_gather)
+    if floor == 0:
+        return _over_sets(rule, evidence, distributions, config, head)
+    probability = distributions.clean.probability(evidence.draft_tokens)  # [N]
+    likely = probability >= floor  # [N]
     refused = Verdict.blank(torch.zeros_like(likely), "exact").with_numbers(probability=probability)
     if likely.device.type != "cpu":  # to learn how many rows are left would mean waiting for the device
-        return refused.where(likely, _over_sets(rule, evidence, config, head))
+        return refused.where(likely, _over_sets(rule, evidence, distributions, config, head))
     index = likely.nonzero().squeeze(1)  # [n]
     if len(index) == len(evidence):
-        return _over_sets(rule, evidence, config, head)
-    return refused.with_rows(index, _over_sets(rule, evidence.rows(index), config, head)) if len(index) else refused
+        return _over_sets(rule, evidence, distributions, config, head)
+    if len(index) == 0:
+        return refused
+    left = evidence.rows(index)
+    return refused.with_rows(index, _over_sets(rule, left, Distributions.of(left), config, head))
 
 
-def _over_sets(rule: Rule, evidence: Evidence, config: AcceptanceConfig, head: Head) -> Verdict:
+def _over_sets(
+    rule: Rule, evidence: Evidence, distributions: Distributions, config: AcceptanceConfig, head: Head
+) -> Verdict:
     """Accept where at least `strictness` of the sets of heads accept: N rows."""
     rows, parts = len(evidence), []
-    for sets, cluster in build_sets(evidence, config, head):
+    for sets, cluster in build_sets(evidence, distributions, config, head):
         verdict = rule.judge(evidence.repeated(sets), cluster, config)  # N * sets rows
         parts.append({f.name: getattr(verdict, f.name).view(rows, sets) for f in fields(Verdict)})
     each = parts[0]  # [N, G]

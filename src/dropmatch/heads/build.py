@@ -13,7 +13,7 @@ from dropmatch.heads.cluster import Cluster
 from dropmatch.heads.dropout import DRAFT_SHORTLIST, dropout_cluster, uses_shortlist
 from dropmatch.heads.gaussian import DRAFT_TOKENS, gaussian_cluster, gaussian_sets
 from dropmatch.heads.head import Head
-from dropmatch.heads.support import common_vocab
+from dropmatch.heads.support import Distributions, common_vocab
 
 if TYPE_CHECKING:
     from dropmatch.acceptance.evidence import Evidence
@@ -34,8 +34,10 @@ def build_cluster(evidence: Evidence, config: AcceptanceConfig, head: Head) -> C
     return make(evidence, config, head)
 
 
-def build_sets(evidence: Evidence, config: AcceptanceConfig, head: Head) -> Iterator[tuple[int, Cluster]]:
-    """G sets of K heads for each of N rows, the same for any seed and position.
+def build_sets(
+    evidence: Evidence, distributions: Distributions, config: AcceptanceConfig, head: Head
+) -> Iterator[tuple[int, Cluster]]:
+    """G sets of K heads for each of N rows, whose distributions are known, the same for any seed and position.
 
     Yields:
         How many sets, and their cluster of N * sets rows, those of one evidence row together; G sets in all.
@@ -44,7 +46,7 @@ def build_sets(evidence: Evidence, config: AcceptanceConfig, head: Head) -> Iter
         SettingError: a shortlist is asked of a head whose rows cannot be gathered.
     """
     if draws_gaussian(config, head):
-        yield HEAD_SETS, gaussian_sets(evidence, config, head, HEAD_SETS)
+        yield HEAD_SETS, gaussian_sets(evidence, distributions, config, head, HEAD_SETS)
         return
     for number in range(HEAD_SETS):
         fixed = replace(evidence, positions=torch.zeros_like(evidence.positions))

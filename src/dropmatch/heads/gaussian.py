@@ -41,15 +41,18 @@ JITTER = 1e-5  # of the largest variance: what keeps the factor real when two to
 def gaussian_cluster(evidence: Evidence, config: AcceptanceConfig, head: Head) -> Cluster:
     """K Gaussian heads a row, keyed by seed and position: a cluster of N rows."""
     seeds = evidence.seeds if config.mask_seed is None else torch.full_like(evidence.seeds, config.mask_seed)
-    distributions, support = _support(evidence, config)
+    distributions = Distributions.of(evidence)
+    support = _support(evidence, distributions, config)
     noise = normals(Stream.GAUSSIAN, seeds, evidence.positions, config.heads, support.token_ids.shape[1])  # [N, K, S]
     logits = _drawn(evidence, config, head, support, noise)
     return Cluster.on(support, logits, distributions.possible)
 
 
-def gaussian_sets(evidence: Evidence, config: AcceptanceConfig, head: Head, sets: int) -> Cluster:
+def gaussian_sets(
+    evidence: Evidence, distributions: Distributions, config: AcceptanceConfig, head: Head, sets: int
+) -> Cluster:
     """G sets of K Gaussian heads, the same normal numbers for every row: a cluster of N * G rows."""
-    distributions, support = _support(evidence, config)
+    support = _support(evidence, distributions, config)
     noise = _fixed_normals(sets, config.heads, support.token_ids.shape[1], evidence.hidden.device)  # [G * K, S]
     logits = _drawn(evidence, config, head, support, noise)  # [N, G * K, S]
     return Cluster.on(support, logits, distributions.possible, sets)
@@ -92,9 +95,8 @@ def _weighted(hidden: Tensor, rows: Tensor) -> Tensor:
     return rows * hidden.float()[:, None]
 
 
-def _support(evidence: Evidence, config: AcceptanceConfig) -> tuple[Distributions, Support]:
+def _support(evidence: Evidence, distributions: Distributions, config: AcceptanceConfig) -> Support:
     """The likeliest tokens, first to last, and the draft's."""
-    distributions = Distributions.of(evidence)
     count = min(config.gaussian_tokens, common_vocab(evidence))
     _, ids = distributions.clean.likeliest(count)  # [N, m]
     parts = [ids, evidence.draft_tokens[:, None]]
@@ -105,7 +107,7 @@ def _support(evidence: Evidence, config: AcceptanceConfig) -> tuple[Distribution
     # the first place of an id is not its own where it stands for the second time
     first = (token_ids[:, :, None] == token_ids[:, None, :]).int().argmax(dim=2)  # [N, S]
     band = place[count // 2 : count].expand(len(evidence), -1)
-    return distributions, Support.of(distributions, token_ids, first != place, band)
+    return Support.of(distributions, token_ids, first != place, band)
 
 
 @lru_cache(maxsize=16)

@@ -92,11 +92,6 @@ class Support:
         return torch.where(reference.isneginf(), -torch.inf, self.clean_tail[:, None] + moved)
 
 
-def clean_probability(evidence: Evidence) -> Tensor:
-    """What the clean distribution, with the constraints of the request, gives each draft token: [N] fp32."""
-    return Vocabulary(constrained(evidence)[0]).probability(evidence.draft_tokens)
-
-
 def common_vocab(evidence: Evidence) -> int:
     """Tokens that target and draft share; vocabularies may differ by padding at their end."""
     size = evidence.clean_logits.shape[1]

@@ -7,7 +7,6 @@ N rows, S tokens in a support, V in the vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cached_property
 
 import torch
@@ -18,21 +17,29 @@ CPU_ROWS = 4  # the most rows of a vocabulary's size that are worked on at once 
 
 
 def likeliest_token(logits: Tensor) -> Tensor:
-    """The likeliest token of each row, the lowest id on a tie: [N, V] -> [N] int64.
+    """The likeliest token of each row, the lowest id on a tie: [N, V] -> [N] int64."""
+    return likeliest_and_mass(logits)[0]
 
-    That is `argmax`, which on a CPU reads a vocabulary several times as slowly as the maxima of its blocks are found.
+
+def likeliest_and_mass(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The likeliest token of each row, and a lower bound of its log-sum-exp: [N, V] -> [N] int64, [N] fp32.
+
+    The former is `argmax`, which on a CPU reads a vocabulary several times as slowly as the maxima of its blocks are
+    found. The bound is the log-sum-exp of those maxima: mostly close, since likely tokens seldom share a block.
     """
     vocab = logits.shape[1]
     blocks, rest = divmod(vocab, BLOCK)
     if logits.device.type != "cpu" or blocks < 2:
-        return logits.argmax(dim=1)
+        token = logits.argmax(dim=1, keepdim=True)
+        return token.squeeze(1), logits.gather(1, token).squeeze(1).float()
     peaks = logits[:, : blocks * BLOCK].unflatten(1, (blocks, BLOCK)).amax(dim=2)  # [N, blocks]
     if rest:
         peaks = torch.cat([peaks, logits[:, -rest:].amax(dim=1, keepdim=True)], dim=1)
     first = peaks.argmax(dim=1, keepdim=True) * BLOCK  # [N, 1]
     # what would be behind the last token is the last token, which the real one precedes
     ids = (first + torch.arange(BLOCK, device=logits.device)).clamp_max(vocab - 1)  # [N, BLOCK]
-    return ids.gather(1, logits.gather(1, ids).argmax(dim=1, keepdim=True)).squeeze(1)
+    token = ids.gather(1, logits.gather(1, ids).argmax(dim=1, keepdim=True)).squeeze(1)
+    return token, peaks.float().logsumexp(dim=1)
 
 
 class Vocabulary:
@@ -49,11 +56,16 @@ class Vocabulary:
         self._blocks, self._rest = divmod(logits.shape[1], BLOCK)
 
     @cached_property
-    def _peaks(self) -> Tensor:
-        """The largest logit of each block of BLOCK tokens: [N, blocks]."""
-        body = self._blocks * BLOCK
-        parts = (part[:, :body].float() for part in self.logits.split(self._size))  # bf16 is reduced much more slowly
-        return torch.cat([part.unflatten(1, (self._blocks, BLOCK)).amax(dim=2) for part in parts])
+    def _read(self) -> tuple[Tensor, list[Tensor]]:
+        """What is found in one pass: the largest logit of each block of BLOCK tokens, [N, blocks], and the softmax of
+        some rows at a time, [n, V] fp32 each.
+        """
+        peaks, probs = [], []
+        for part in self.logits.split(self._size):
+            logits = part.float()  # bf16 is reduced much more slowly
+            peaks.append(logits[:, : self._blocks * BLOCK].unflatten(1, (self._blocks, BLOCK)).amax(dim=2))
+            probs.append(torch.softmax(logits, dim=1))  # faster than torch's exponential alone
+        return torch.cat(peaks), probs
 
     def likeliest(self, count: int) -> tuple[Tensor, Tensor]:
         """Logits and ids of the likeliest tokens, first to last, the lower id first on a tie: [N, m] fp32, [N, m]."""
@@ -73,22 +85,19 @@ class Vocabulary:
         likeliest = values.argmax(dim=1, keepdim=True)  # [N, 1]
         known, outside = [], []
         parts = (token_ids.split(self._size), likeliest.split(self._size))
-        for probs, ids, best in zip(self._probs(), *parts, strict=True):
-            known.append(probs.gather(1, ids.gather(1, best)))
+        for probs, ids, best in zip(self._read[1], *parts, strict=True):
+            inside = probs.gather(1, ids)
+            known.append(inside.gather(1, best))
             outside.append(_row_sums(probs.scatter_(1, ids, 0.0)))
+            probs.scatter_(1, ids, inside)  # as they were
         # log-sum-exp of all is what a token has, less the logarithm of its probability
         tail = values.gather(1, likeliest) + (torch.cat(outside) / torch.cat(known)).log()  # [N, 1]
         return values, torch.where(tail.isnan(), -torch.inf, tail).squeeze(1)
 
     def probability(self, tokens: Tensor) -> Tensor:
         """[N] -> [N] fp32."""
-        parts = zip(self._probs(), tokens[:, None].split(self._size), strict=True)
+        parts = zip(self._read[1], tokens[:, None].split(self._size), strict=True)
         return torch.cat([probs.gather(1, token) for probs, token in parts]).squeeze(1)
-
-    def _probs(self) -> Iterator[Tensor]:
-        """The softmax of some rows at a time, in order: [n, V] fp32. It is faster than torch's exponential alone."""
-        for part in self.logits.split(self._size):
-            yield torch.softmax(part, dim=1, dtype=torch.float32)
 
     def _candidates(self, count: int) -> Tensor:
         """Ids among which the likeliest are; in order if they are m: [N, m or more].
@@ -98,7 +107,7 @@ class Vocabulary:
         vocab, device = self.logits.shape[1], self.logits.device
         if self._blocks <= 2 * count:
             return torch.arange(vocab, device=device).expand(self.logits.shape[0], -1)
-        chosen = self._peaks.topk(count, dim=1, sorted=False).indices  # [N, m]
+        chosen = self._read[0].topk(count, dim=1, sorted=False).indices  # [N, m]
         ids = (chosen[:, :, None] * BLOCK + torch.arange(BLOCK, device=device)).flatten(1)  # [N, m * BLOCK]
         if self._rest:
             last = torch.arange(vocab - self._rest, vocab, device=device).expand(self.logits.shape[0], -1)

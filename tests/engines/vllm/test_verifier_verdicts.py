@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 from unittest.mock import patch
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from verifier_batches import JS, JUDGE, LOSSY, MANY, NAIVE, batches, replace_options, scripted_judge
@@ -91,7 +93,7 @@ def test_case_15_any_pattern_of_verdicts_and_exact_matches_ends_at_the_first_rej
         assert outcome.report["z"].accepted == ["naive"]
 
 
-def test_on_a_cpu_the_first_rows_are_judged_first_and_then_what_is_left_at_once() -> None:
+def test_all_mismatches_are_judged_at_once() -> None:
     seen: list[list[int]] = []
 
     def judge(evidence: Any, config: Any, head: Any) -> Any:
@@ -107,8 +109,44 @@ def test_on_a_cpu_the_first_rows_are_judged_first_and_then_what_is_left_at_once(
     ]
     with patch(JUDGE, judge):
         outcome = run(batch)
-    assert seen == [[8, 41, 71], [9, 10, 42]]
+    assert seen == [[8, 9, 10, 41, 42, 71, 72]]
     assert [len(outcome.report[name].accepted) for name in "abc"] == [1, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "temperature", "asked"),
+    [
+        ({"token_floor": 0.1}, 0.0, [8, 9]),
+        ({"token_floor": 0.1, "evaluation": "eager"}, 0.0, [8, 9]),
+        ({"token_floor": 0.3}, 0.0, []),
+        ({"token_floor": 0.01}, 0.0, [8, 9, 10, 11]),
+        ({"token_floor": 0.0}, 0.0, [8, 9, 10, 11]),
+        ({"token_floor": 0.1, "strictness": 0.4}, 0.0, [8, 9, 10, 11]),
+        ({"token_floor": 0.1, "verdict": "sampled"}, 0.0, [8, 9, 10, 11]),
+        ({"token_floor": 0.1}, 1e-3, [8, 9, 10, 11]),
+    ],
+)
+def test_rows_that_the_floor_refuses_and_those_behind_are_not_judged(
+    options: dict[str, Any], temperature: float, asked: list[int]
+) -> None:
+    """Draft tokens of clean probability 0.2, 0.2, 0.05 and 0.2, beside a clean token of 0.7 and more."""
+    seen: list[int] = []
+
+    def judge(evidence: Any, config: Any, head: Any) -> Any:
+        seen.extend(evidence.positions.tolist())
+        return scripted_judge(dict.fromkeys(range(100), True))(evidence, config, head)
+
+    wanted = {"dropmatch": "naive"} | {f"dropmatch_{name}": value for name, value in options.items()}
+    ask = make_ask("a", [9, 9, 9, 9], 1, options=wanted, temperature=temperature, start=7)
+    ask.raw = torch.full_like(ask.raw, -30.0)
+    for place, (probability, token) in enumerate(zip([0.2, 0.2, 0.05, 0.2], ask.drafts, strict=True)):
+        ask.raw[place, token] = math.log(probability)
+        ask.raw[place, (token + 70) % ask.raw.shape[1]] = math.log(0.75)
+        ask.raw[place, (token + 140) % ask.raw.shape[1]] = math.log(0.25 - probability)
+    with patch(JUDGE, judge):
+        outcome = run([ask])
+    assert seen == asked
+    assert len(outcome.report["a"].accepted) == len(asked)
 
 
 @pytest.mark.parametrize("evaluation", ["lazy", "eager"])

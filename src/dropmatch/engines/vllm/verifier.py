@@ -29,7 +29,7 @@ from dropmatch.engines.vllm.reporting import Reasons, reasons_of
 from dropmatch.engines.vllm.requests import RequestSettings
 from dropmatch.engines.vllm.rows import Row, ask, lossy_rows, with_following
 from dropmatch.engines.vllm.step import Step, forced
-from dropmatch.heads import Head, likeliest_token
+from dropmatch.heads import Head, likeliest_and_mass
 
 logger = init_logger(f"vllm.plugins.{__name__}")  # vLLM shows only loggers below its own
 PLACEHOLDER = -1  # a draft row without a token
@@ -138,9 +138,9 @@ class Verifier:
                 # the CPU kernel would read a probability before the row's first for a placeholder
                 Verifier.uniforms = numbers.masked_fill(placeholders, torch.inf)
             if step.rows:
-                exact = _exact(draft_token_ids, target_logits, draft_probs, greedy, step.rows, Verifier.uniforms)
+                exact, most = _exact(draft_token_ids, target_logits, draft_probs, greedy, step.rows, Verifier.uniforms)
                 step.draft_tokens, step.target_logits = draft_token_ids, target_logits
-                reasons, refused = self._ask(step, exact, greedy)
+                reasons, refused = self._ask(step, exact, most, greedy)
             proposed = draft_token_ids
             if refused:
                 proposed = draft_token_ids.clone()
@@ -164,12 +164,15 @@ class Verifier:
         self.report = self._reasons(step.requests, num_draft_tokens, tokens, reasons, greedy)
         return tokens
 
-    def _ask(self, step: Step, exact: dict[int, bool], greedy: set[str]) -> tuple[dict[int, int], list[int]]:
+    def _ask(
+        self, step: Step, exact: dict[int, bool], most: dict[int, float], greedy: set[str]
+    ) -> tuple[dict[int, int], list[int]]:
         """Walk all drafts to their first rejection.
 
         Args:
             step: the step.
             exact: for each row of `step.rows`, whether lossless decoding accepts it.
+            most: for each, an upper bound of its clean probability.
             greedy: the requests that do not sample.
 
         Returns:
@@ -183,31 +186,23 @@ class Verifier:
             always = row.config.evaluation == "eager" and row.request in greedy
             if row.request in ended or (exact[row.index] and not always):
                 continue
-            if self._can_judge(step, row, tokens[row.index]):
+            hopeless = most[row.index] < row.config.clean_floor(self._head.can_gather)
+            if not hopeless and self._can_judge(step, row, tokens[row.index]):
                 queues.setdefault(row.request, []).append(row)
             elif not exact[row.index]:
                 ended.add(row.request)
 
-        # a row behind the first rejection is judged for nothing: on a CPU the first of each draft is asked about, then
-        # all that is left of those that go on, since single rows cost more than their share; a GPU wants one launch
-        take = 1 if step.device.type == "cpu" else None
+        # some rows behind the first rejection are judged for nothing, which costs less than asking twice
+        accepted = ask([row for queue in queues.values() for row in queue], step, self._head)
         reasons: dict[int, int] = {}
         refused: list[int] = []
-        while queues:
-            wave = [row for queue in queues.values() for row in queue[:take]]
-            accepted = ask(wave, step, self._head)
-            going: dict[str, list[Row]] = {}
-            for request, queue in queues.items():
-                for row in queue[:take]:
-                    if row.index not in accepted:
-                        refused += [row.index] if exact[row.index] else []
-                        break
-                    if not exact[row.index]:
-                        reasons[row.index] = accepted[row.index]
-                else:
-                    if take is not None and queue[take:]:
-                        going[request] = queue[take:]
-            queues, take = going, None
+        for queue in queues.values():
+            for row in queue:
+                if row.index not in accepted:
+                    refused += [row.index] if exact[row.index] else []
+                    break
+                if not exact[row.index]:
+                    reasons[row.index] = accepted[row.index]
         return reasons, refused
 
     def _draft_logits(self, rows: Sequence[Row]) -> Tensor:
@@ -294,8 +289,8 @@ def _exact(
     greedy: set[str],
     rows: list[Row],
     uniforms: Tensor | None,
-) -> dict[int, bool]:
-    """For each row, whether vLLM's kernels accept it.
+) -> tuple[dict[int, bool], dict[int, float]]:
+    """For each row, whether vLLM's kernels accept it, and an upper bound of its clean probability.
 
     Args:
         drafts: [N].
@@ -308,11 +303,16 @@ def _exact(
     index = torch.tensor([row.index for row in rows], device=drafts.device)  # [n]
     logits = target_logits if len(rows) == target_logits.shape[0] else target_logits[index]  # [n, V]
     tokens = drafts[index].long()  # [n]
-    accepted = likeliest_token(logits) == tokens
+    likeliest, mass = likeliest_and_mass(logits)  # [n], [n]
+    accepted = likeliest == tokens
+    known = tokens.clamp(0, logits.shape[1] - 1)
+    # the margin is for rounding
+    most = (logits.gather(1, known[:, None]).squeeze(1) - mass + 1e-3).exp()
     if uniforms is not None:
-        known = tokens.clamp(0, logits.shape[1] - 1)
         p = (logits.gather(1, known[:, None]).squeeze(1) - logits.logsumexp(dim=1)).exp()
         q = torch.ones_like(p) if draft_probs is None else draft_probs[index, known]
         samples = torch.tensor([row.request not in greedy for row in rows], device=drafts.device)
         accepted = torch.where(samples, (tokens >= 0) & (q > 0) & (p / q >= uniforms[index]), accepted)
-    return {row.index: yes for row, yes in zip(rows, accepted.tolist(), strict=True)}
+        most = torch.where(samples, 1.0, most)  # their logits are no longer the clean ones
+    places = [row.index for row in rows]
+    return dict(zip(places, accepted.tolist(), strict=True)), dict(zip(places, most.tolist(), strict=True))
