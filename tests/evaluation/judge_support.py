@@ -30,14 +30,18 @@ class Asked:
     """What a question holds.
 
     Attributes:
-        input: the prompt.
-        texts: those between the tags, one or two.
+        input: the prompt; empty for a conversation.
+        texts: those between the tags, one or two; of a conversation the last ones.
         again: it was asked before.
+        talks: conversations, each what was said turn by turn.
+        references: by the name of their tags.
     """
 
     input: str
     texts: tuple[str, ...]
     again: bool
+    talks: tuple[tuple[str, ...], ...] = ()
+    references: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -76,9 +80,16 @@ class Server:
 
 def read(question: str) -> Asked:
     """The texts in a question."""
+    again = "An earlier answer" in question
+    references = dict(re.findall(r"<(reference(?:_\d)?)>\n(.*?)\n</\1>", question, re.DOTALL))
+    shown = re.findall(r"<(conversation(?:_[AB])?)>\n(.*?)\n</\1>", question, re.DOTALL)
+    if shown:
+        found = [re.findall(r"<((?:input|reply)_\d)>\n(.*?)\n</\1>", talk, re.DOTALL) for _, talk in shown]
+        talks = tuple(tuple(text for _, text in talk) for talk in found)
+        return Asked("", tuple(talk[-1] for talk in talks), again, talks, references)
     texts = re.findall(r"<(reply(?:_[AB])?)>\n(.*?)\n</\1>", question, re.DOTALL)
     (prompt,) = re.findall(r"<input>\n(.*?)\n</input>", question, re.DOTALL)
-    return Asked(prompt, tuple(text for _, text in texts), "An earlier answer" in question)
+    return Asked(prompt, tuple(text for _, text in texts), again, (), references)
 
 
 def _handler(server: Server) -> type[BaseHTTPRequestHandler]:

@@ -87,11 +87,11 @@ def test_verdicts_are_read_from_the_marked_place(answer: str, which: str | None)
 
 def test_questions_hold_the_texts_as_they_are() -> None:
     chat = [{"role": "system", "content": "Be {kind}."}, {"role": "user", "content": "Hello {0}"}]
-    asked = question("pairwise", chat, ["one {first}", "two\u2028"])
+    asked = question("pairwise", chat, [["one {first}"], ["two\u2028"]])
     assert "<input>\n[system]\nBe {kind}.\n\n[user]\nHello {0}\n</input>" in asked
     assert "<reply_A>\none {first}\n</reply_A>" in asked
     assert "<reply_B>\ntwo\u2028\n</reply_B>" in asked
-    assert question("single", "raw", ["x"], again=True) != question("single", "raw", ["x"])
+    assert question("single", "raw", [["x"]], again=True) != question("single", "raw", [["x"]])
 
 
 def test_the_plan_is_read_from_the_folder(tmp_path: Path) -> None:

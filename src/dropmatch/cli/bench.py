@@ -69,6 +69,16 @@ Limit = Annotated[
     int | None,
     typer.Option("--limit", metavar="N", show_default="all", rich_help_panel=RUNNING, help="Examples of each task."),
 ]
+Turns = Annotated[
+    int | None,
+    typer.Option(
+        "--turns",
+        metavar="N",
+        show_default="all",
+        rich_help_panel=RUNNING,
+        help="Of conversations in a .jsonl file at most so many turns, each on the cell's own replies before.",
+    ),
+]
 EngineName = Annotated[
     str | None,
     typer.Option(
@@ -120,6 +130,7 @@ def bench(
     rules: Rules = None,
     seeds: Seeds = None,
     limit: Limit = None,
+    turns: Turns = None,
     max_tokens: MaxTokens = None,
     target: Target = None,
     draft: o.Draft = None,
@@ -144,7 +155,7 @@ def bench(
 
     given: dict[str, Any] = {"target": target, "draft": draft, "engine": engine, "batch": batch, "limit": limit}
     given |= {"max_tokens": max_tokens, "tasks": parse_tasks(task) if task else None}
-    given |= {"rules": _listed(rules), "seeds": _numbers(seeds), "raw": raw or None}
+    given |= {"rules": _listed(rules), "seeds": _numbers(seeds), "raw": raw or None, "turns": turns}
     given = {name: value for name, value in given.items() if value is not None}
     if report_only:
         if plan_file is not None or given:

@@ -116,7 +116,7 @@ def judge(
     from dropmatch.evaluation.bench.plan import Plan
     from dropmatch.evaluation.bench.progress import Bar
     from dropmatch.evaluation.bench.store import Store
-    from dropmatch.evaluation.bench.tables import judge_sheet
+    from dropmatch.evaluation.bench.tables import judge_sheets
     from dropmatch.evaluation.bench.terminal import for_terminal
     from dropmatch.evaluation.bench.worker import tasks_of
     from dropmatch.evaluation.judge.asking import advice, ask, missing, questions
@@ -161,7 +161,7 @@ def judge(
     path = folder / "judge.json"
     path.write_text(json.dumps({"tasks": found}, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     mine = [(t.name, one) for t, _ in tasks for one in found[t.name] if asdict(who).items() <= one.items()]
-    sheets = [judge_sheet(name, one) for name, one in mine if one["refused"] is None]
+    sheets = [sheet for name, one in mine if one["refused"] is None for sheet in judge_sheets(name, one)]
     if sheets:
         output_console(color).print(for_terminal(sheets))
     say(errors, "", f"written: {path}")

@@ -60,7 +60,7 @@ def task_of(settings: Mapping[str, Any]) -> tuple[Task, list[Example]]:
     from dropmatch.evaluation.tasks.choose import choose_task
 
     choice = parse_tasks([settings["task"]])[0]
-    task = choose_task(choice["name"], choice["data"], chat=not settings["raw"])
+    task = choose_task(choice["name"], choice["data"], chat=not settings["raw"], turns=1)
     examples = task.examples(settings["limit"])
     check_ids(task.name, examples)
     return task, examples

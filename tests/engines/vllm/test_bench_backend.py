@@ -15,7 +15,7 @@ from dropmatch.evaluation.backends.vllm import VLLM, longest
 from dropmatch.evaluation.bench.plan import Plan
 from dropmatch.evaluation.bench.runner import Runner, flat
 from dropmatch.evaluation.bench.store import Store
-from dropmatch.evaluation.tasks import Example
+from dropmatch.evaluation.tasks import Example, following
 from dropmatch.rule_text import parse_rule
 
 RULES = (
@@ -79,6 +79,36 @@ def test_a_message_of_the_assistants_is_continued(backend: VLLM, hf: Any) -> Non
     options = flat(f"strict:L={support.L}")
     ours, theirs = (each.generate([example], options, 8).outputs[0] for each in (backend, HuggingFace(hf)))
     assert ours.text == theirs.text
+
+
+LATER = Example(
+    "0#2",
+    [*EXAMPLES[0].prompt, {"role": "user", "content": "And how many would be left?"}],  # type: ignore[list-item]
+    after=("0",),
+)
+
+
+def test_a_later_turn_follows_the_replies_before_it(backend: VLLM, llm: Any, hf: Any) -> None:
+    options, reply = flat(f"strict:L={support.L}"), "There are 84 eggs."
+    first, last = LATER.prompt
+    messages = [first, {"role": "assistant", "content": reply}, last]
+    (expected,) = support.ask(llm, [hf.encode(messages).tolist()], support.params("strict", max_tokens=12))
+    said = following(LATER, {"0": reply})
+    ours, theirs = (each.generate([said], options, 12).outputs[0] for each in (backend, HuggingFace(hf)))
+    assert ours.text == theirs.text == expected.text
+    likely = [each.log_likelihoods([said], ["84 eggs are left."])[0] for each in (backend, HuggingFace(hf))]
+    assert likely[0] == pytest.approx(likely[1], abs=1e-3)
+
+
+def test_there_must_be_room_for_all_turns(backend: VLLM, llm: Any, hf: Any, target: Path) -> None:
+    first, last = LATER.prompt
+    size = hf.encode([first, {"role": "assistant", "content": "."}, last]).shape[0]
+    assert longest(str(target), [([LATER], 50)]) == size + 2 * 50
+    room = llm.llm_engine.vllm_config.model_config.max_model_len
+    most = (room - size) // 2
+    backend.check_prompts([LATER], most)
+    with pytest.raises(SettingError, match=f"example 0#2: .* more than the engine's context of {room}"):
+        backend.check_prompts([LATER], most + 1)
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from dropmatch.errors import SettingError
 from dropmatch.evaluation.tasks import Example
+from dropmatch.evaluation.tasks.base import Prompt
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,12 @@ class Group:
 def budget_of(example: Example, max_tokens: int) -> int:
     """The most tokens of an example: the run's, or the task's own if they are fewer."""
     return min(max_tokens, example.max_tokens or max_tokens)
+
+
+def at_most(example: Example, max_tokens: int) -> tuple[Prompt, int]:
+    """What the model may be given, before there are replies: a prompt, and the most tokens that they add to it."""
+    turns = len(example.after)
+    return replace(example, replies=(".",) * turns).whole, turns * budget_of(example, max_tokens)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import torch
 from dropmatch.decoding.cached_model import CachedModel
 from dropmatch.engines.hf.engine import Engine
 from dropmatch.environment import machine, versions
-from dropmatch.evaluation.backends.base import Group, Output, budget_of, naming
+from dropmatch.evaluation.backends.base import Group, Output, at_most, budget_of, naming
 from dropmatch.evaluation.tasks import Example
 
 if TYPE_CHECKING:
@@ -42,7 +42,9 @@ class HuggingFace:
         options = {"rule": "strict"} if self._engine.drafter is not None else {"rule": "strict", "draft_length": 0}
         for example in examples:
             with naming(example):
-                self._engine.stream(self.encode(example), max_tokens=budget_of(example, max_tokens), **options)
+                prompt, earlier = at_most(example, max_tokens)
+                budget = earlier + budget_of(example, max_tokens)
+                self._engine.stream(self._engine.encode(prompt), max_tokens=budget, **options)
 
     def generate(self, examples: Sequence[Example], options: Mapping[str, Any], max_tokens: int) -> Group:
         """One after the other."""
@@ -91,7 +93,7 @@ class HuggingFace:
 
     def encode(self, example: Example) -> Tensor:
         """The prompt of an example: [T] ids."""
-        return self._engine.encode(example.prompt)
+        return self._engine.encode(example.whole)
 
 
 def cut(text: str, stop: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from dropmatch.config import AcceptanceConfig, DraftConfig
 from dropmatch.decoding.text import prompt_ids
 from dropmatch.environment import machine, versions
 from dropmatch.errors import SettingError
-from dropmatch.evaluation.backends.base import Group, Output, budget_of, naming
+from dropmatch.evaluation.backends.base import Group, Output, at_most, budget_of, naming
 from dropmatch.evaluation.tasks import Example
 
 SPARE = 64  # positions: a text that is read again may have a few tokens more
@@ -82,7 +82,9 @@ class VLLM:
         room = self._llm.llm_engine.vllm_config.model_config.max_model_len
         for example in examples:
             with naming(example):
-                size, budget = len(self._prompt(example)["prompt_token_ids"]), budget_of(example, max_tokens)
+                prompt, earlier = at_most(example, max_tokens)
+                size = len(prompt_ids(self._llm.get_tokenizer(), prompt)) + earlier
+                budget = budget_of(example, max_tokens)
                 if size + budget > room:
                     raise SettingError(
                         f"{size} tokens of its prompt and max_tokens={budget} are more than the engine's context of "
@@ -136,7 +138,7 @@ class VLLM:
         return {"engine": self.name, package: metadata.version(package), **versions(), **machine(device)}
 
     def _prompt(self, example: Example) -> dict[str, Any]:
-        return {"prompt_token_ids": prompt_ids(self._llm.get_tokenizer(), example.prompt)}
+        return {"prompt_token_ids": prompt_ids(self._llm.get_tokenizer(), example.whole)}
 
 
 def _keys(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,7 +186,9 @@ def longest(target: str, work: Iterable[tuple[Sequence[Example], int]]) -> int:
     for examples, max_tokens in work:
         for example in examples:
             with naming(example):
-                found = max(found, len(prompt_ids(tokenizer, example.prompt)) + budget_of(example, max_tokens))
+                prompt, earlier = at_most(example, max_tokens)
+                size = len(prompt_ids(tokenizer, prompt)) + earlier + budget_of(example, max_tokens)
+                found = max(found, size)
     return found
 
 

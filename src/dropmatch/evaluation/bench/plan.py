@@ -10,6 +10,7 @@ tasks:
   - gsm8k_cot                  # a task of lm-evaluation-harness
   - humaneval                  # EvalPlus
   - data/prompts.jsonl         # open-ended prompts
+turns: null                    # of conversations, so many turns; all
 raw: false                     # true: texts to be continued, for models without a chat template
 rules: [strict, "js:p=0.3"]    # one cell each
 grid:                          # and every combination of these
@@ -91,6 +92,7 @@ class Plan:
         limit: examples a task; None is all.
         max_tokens: the most tokens an example; None is the task's own limit, or DEFAULT_TOKENS where it has none.
         raw: prompts are texts to be continued, not chat messages.
+        turns: of conversations, at most so many turns; None is all.
         log_likelihood: of open-ended tasks, also what the target gives the texts.
     """
 
@@ -106,6 +108,7 @@ class Plan:
     limit: int | None = None
     max_tokens: int | None = None
     raw: bool = False
+    turns: int | None = None
     log_likelihood: bool = True
 
     def __post_init__(self) -> None:
@@ -113,7 +116,7 @@ class Plan:
             raise SettingError(f"engine must be one of: {', '.join(ENGINES)}; got {self.engine!r}")
         if self.batch is None:
             raise SettingError("batch must be an integer of at least 1: leave it out for its default")
-        _check_counts("", batch=self.batch, max_tokens=self.max_tokens, limit=self.limit)
+        _check_counts("", batch=self.batch, max_tokens=self.max_tokens, limit=self.limit, turns=self.turns)
         for name, flag in (("raw", self.raw), ("log_likelihood", self.log_likelihood)):
             if not isinstance(flag, bool):
                 raise SettingError(f"{name} must be true or false, got {flag!r}")

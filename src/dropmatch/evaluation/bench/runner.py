@@ -1,14 +1,15 @@
 """Runs a plan: every cell on every example, in turns, so that all share what the machine does meanwhile.
 
 Examples go in groups, the unit that is timed: single ones with the Hugging Face engine, twice the batch with vLLM.
-Within a group the cells run in an order that rotates from group to group.
+Within a group the cells run in an order that rotates from group to group. Of conversations the first turns of all come
+first, then the second ones, each cell's on its own texts of the turns before.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Protocol
@@ -16,10 +17,13 @@ from typing import Any, Protocol
 from dropmatch.errors import SettingError
 from dropmatch.evaluation.backends import Backend
 from dropmatch.evaluation.bench.plan import DEFAULT_TOKENS, Plan, TaskChoice, options
-from dropmatch.evaluation.bench.store import SCORING, Store
-from dropmatch.evaluation.tasks import Example, Task
+from dropmatch.evaluation.bench.store import SCORING, Store, conversation
+from dropmatch.evaluation.tasks import Example, Task, following
 
 WARM_UP_TOKENS = 8
+TURN = (
+    10**6
+)  # the groups of each turn are numbered from a multiple of this, so that more examples leave them as they are
 LIKELIHOODS = 4  # texts that the target reads again before they are written down
 SCORE, LOG_LIKELIHOOD = "score", "log_likelihood"
 
@@ -87,6 +91,18 @@ def check_ids(task: str, examples: Sequence[Example]) -> None:
         )
 
 
+def in_groups(examples: Sequence[Example], size: int) -> dict[int, list[Example]]:
+    """Examples of one turn in groups, by number; earlier turns first."""
+    turns: dict[int, list[Example]] = {}
+    for example in examples:
+        turns.setdefault(len(example.after), []).append(example)
+    return {
+        turn * TURN + start // size: members[start : start + size]
+        for turn, members in sorted(turns.items())
+        for start in range(0, len(members), size)
+    }
+
+
 class Runner:
     """A plan on one engine.
 
@@ -110,15 +126,14 @@ class Runner:
                 backend.check(flat(cell))
             except SettingError as error:
                 raise SettingError(f"{cell}: {error}") from None
-        self._work: list[tuple[Task, list[list[Example]], int]] = []
+        self._work: list[tuple[Task, dict[int, list[Example]], int]] = []
         for task, examples, max_tokens in work_of(plan, tasks):
             store.check_examples(task.name, examples)
             try:
                 backend.check_prompts(examples, max_tokens)
             except SettingError as error:
                 raise SettingError(f"{task.name}, {error}") from None
-            groups = [examples[i : i + backend.group] for i in range(0, len(examples), backend.group)]
-            self._work.append((task, groups, max_tokens))
+            self._work.append((task, in_groups(examples, backend.group), max_tokens))
 
     @property
     def total(self) -> int:
@@ -129,16 +144,16 @@ class Runner:
         """Decode what is missing, then score it."""
         warm = False
         for task, groups, max_tokens in self._work:
-            for number, group in enumerate(groups):
-                turn = number % len(self._cells)
+            for place, (number, group) in enumerate(groups.items()):
+                turn = place % len(self._cells)
                 for cell in self._cells[turn:] + self._cells[:turn]:
                     if self._is_done(task, cell, number, group):
                         progress.done(0, measured=False)
                         continue
                     if not warm:
-                        self._warm_up(group, progress)
+                        self._warm_up(groups[0], progress)
                         warm = True
-                    progress.begin(f"{task.name} {number + 1}/{len(groups)}, {cell}")
+                    progress.begin(f"{task.name} {place + 1}/{len(groups)}, {cell}")
                     tokens = self._measure(task, cell, number, group, max_tokens)
                     progress.done(tokens, measured=True)
             self._score(task, groups, progress)
@@ -146,7 +161,12 @@ class Runner:
     def _is_done(self, task: Task, cell: str, number: int, group: Sequence[Example]) -> bool:
         """Whether a group is there; with more examples than are asked for now it is, too."""
         found = self._store.groups.get((task.name, cell, number))
-        return found is not None and found.ids[: len(group)] == [example.id for example in group]
+        if found is None or found.ids[: len(group)] != [example.id for example in group]:
+            return False
+        # a turn before that was decoded anew makes what followed it a reply to something else
+        texts = self._store.texts(task.name, cell) if group[0].after else {}
+        pairs = zip(group, found.outputs, strict=False)
+        return all(list(output.get("after", ())) == [texts.get(i) for i in e.after] for e, output in pairs)
 
     def _warm_up(self, group: Sequence[Example], progress: Progress) -> None:
         """A few tokens of each cell, which are not kept."""
@@ -157,6 +177,11 @@ class Runner:
     def _measure(self, task: Task, cell: str, number: int, group: Sequence[Example], max_tokens: int) -> int:
         if (task.name, cell) in self._crashed:
             return 0
+        if group[0].after:
+            texts = self._store.texts(task.name, cell)
+            if not all(i in texts for example in group for i in example.after):
+                return 0  # a turn before has failed, which is kept already
+            group = [following(example, texts) for example in group]
         found, error = _guarded(partial(self._backend.generate, group, flat(cell), max_tokens))
         if error is not None:
             self._store.fail(task.name, cell, error)
@@ -165,7 +190,7 @@ class Runner:
         self._store.add(task.name, cell, number, group, found)
         return sum(output.tokens for output in found.outputs)
 
-    def _score(self, task: Task, groups: Sequence[Sequence[Example]], progress: Progress) -> None:
+    def _score(self, task: Task, groups: Mapping[int, Sequence[Example]], progress: Progress) -> None:
         """Scores of the texts that have none, and of open-ended ones what the target gives them."""
         name = SCORE if task.metric else LOG_LIKELIHOOD
         if not is_scored(self._plan, task):
@@ -173,19 +198,20 @@ class Runner:
         measure = task.score if task.metric else self._backend.log_likelihoods
         for cell in self._cells:
             waiting: list[tuple[Example, str]] = []
-            for number, group in enumerate(groups):
+            for number, group in groups.items():
                 if not self._is_done(task, cell, number, group):
                     continue
                 outputs = self._store.groups[task.name, cell, number].outputs
                 waiting += [
-                    (example, output["text"])
+                    (replace(example, replies=conversation(output)[:-1]), output["text"])
                     for example, output in zip(group, outputs, strict=False)
                     if name not in self._store.scores[task.name, cell, example.id]
                 ]
             if not waiting:
                 continue
             known = self._store.values(task.name, name)  # cells often say the same
-            found = {e.id: known[e.id, text] for e, text in waiting if (e.id, text) in known}
+            about = {e.id: (e.id, (*e.replies, text)) for e, text in waiting}
+            found = {i: known[each] for i, each in about.items() if each in known}
             rest = [(e, text) for e, text in waiting if e.id not in found]
             if found:
                 self._store.score(task.name, cell, name, found)

@@ -2,6 +2,7 @@
 
 records.jsonl has a line for each example and cell. Those of a group, which was decoded and timed together, are
 written at once; a group that is not complete, since the process was killed meanwhile, counts as not done.
+The record of a later turn of a conversation has the texts of the turns before it, which it replies to, as `after`.
 scores.jsonl has what was found out about the texts afterwards.
 """
 
@@ -33,7 +34,8 @@ class Timed:
 
     Attributes:
         ids: its examples.
-        outputs: by example, as `Output` has them.
+        outputs: by example, as `Output` has them, with `after`, the texts of the turns before, and `category` where
+            there is one; what older versions wrote has neither.
         seconds: wall time of all.
         prompts: their digests, to tell whether an example still is what it was.
         run: of the process that decoded them; speeds of one process may be compared.
@@ -71,7 +73,10 @@ class Store:
         examples = list(examples)
         where: dict[str, Any] = {"task": task, "cell": cell, "group": number, "of": len(examples)}
         where |= {"group_seconds": group.seconds, "run": self._run}
-        outputs = [asdict(output) for output in group.outputs]
+        outputs = [
+            {**asdict(output), "after": list(example.replies), **_category(example)}
+            for example, output in zip(examples, group.outputs, strict=True)
+        ]
         prompts = [digest(example) for example in examples]
         lines = [
             {**where, "id": example.id, "prompt": prompt, **output}
@@ -90,9 +95,9 @@ class Store:
 
     def score(self, task: str, cell: str, name: str, scores: Mapping[str, float | None]) -> None:
         """Keep what was found out about texts, by example."""
-        texts = self.texts(task, cell)
+        said = self.outputs(task, cell)
         lines = [
-            {"task": task, "cell": cell, "id": i, "text": _short_hash(texts[i]), "name": name, "value": value}
+            {"task": task, "cell": cell, "id": i, "text": _named(said[i]), "name": name, "value": value}
             for i, value in scores.items()
         ]
         append_lines(self.folder / "scores.jsonl", lines)
@@ -102,17 +107,28 @@ class Store:
 
     def texts(self, task: str, cell: str) -> dict[str, str]:
         """What a cell said, by example."""
+        return {i: output["text"] for i, output in self.outputs(task, cell).items()}
+
+    def outputs(self, task: str, cell: str) -> dict[str, dict[str, Any]]:
+        """What a cell said, by example, as `Timed` has it."""
         groups = [group for (t, c, _), group in sorted(self.groups.items()) if (t, c) == (task, cell)]
-        return {i: output["text"] for group in groups for i, output in zip(group.ids, group.outputs, strict=True)}
+        return {i: output for group in groups for i, output in zip(group.ids, group.outputs, strict=True)}
 
     def check_examples(self, task: str, examples: Iterable[Example]) -> None:
         """Refuse examples that were decoded as something else: texts of different prompts must not be paired.
 
         Raises:
-            SettingError: one has another prompt, or another end, than its records were made with.
+            SettingError: one has another prompt, or another end, than its records were made with, or there are later
+                turns beside records of a version that asked first turns only.
         """
-        now = {example.id: digest(example) for example in examples}
+        examples = list(examples)
+        now, later = {example.id: digest(example) for example in examples}, any(example.after for example in examples)
         for (name, _, _), group in self.groups.items():
+            if later and name == task and any("after" not in output for output in group.outputs):
+                raise SettingError(
+                    f"{self.folder} holds texts of {task} from before later turns were asked: give another --out, or "
+                    "ask first turns only (turns: 1, on the command line --turns 1)"
+                )
             for i, prompt in zip(group.ids, group.prompts, strict=True):
                 if name == task and now.get(i, prompt) != prompt:
                     raise SettingError(
@@ -120,10 +136,10 @@ class Store:
                         "has changed since. Give another --out, or the same data"
                     )
 
-    def values(self, task: str, name: str) -> dict[tuple[str, str], float | None]:
-        """What was found out about texts, by example and text."""
+    def values(self, task: str, name: str) -> dict[tuple[str, tuple[str, ...]], float | None]:
+        """What was found out about texts, by example and the texts of its conversation."""
         return {
-            (i, output["text"]): self.scores[of, cell, i][name]
+            (i, conversation(output)): self.scores[of, cell, i][name]
             for (of, cell, _), group in self.groups.items()
             for i, output in zip(group.ids, group.outputs, strict=True)
             if of == task and name in self.scores.get((of, cell, i), {})
@@ -164,7 +180,7 @@ class Store:
     def _check_plan(self, plan: Plan) -> None:
         path, now = self.folder / "plan.json", asdict(plan)
         if path.exists():
-            before = _read_json(path)
+            before = {"turns": plan.turns} | _read_json(path)  # which older versions did not ask: see check_examples
             for name in (name for name in now if name not in GROWS):
                 if before.get(name) != now[name]:
                     raise SettingError(
@@ -196,7 +212,7 @@ class Store:
                 ids, prompts = [line["id"] for line in lines], [line["prompt"] for line in lines]
                 self.groups[key] = Timed(ids, lines, lines[-1]["group_seconds"], prompts, lines[-1].get("run", ""))
         texts = {
-            (task, cell, i): _short_hash(output["text"])
+            (task, cell, i): _named(output)
             for (task, cell, _), group in self.groups.items()
             for i, output in zip(group.ids, group.outputs, strict=True)
         }
@@ -212,6 +228,21 @@ class Store:
 def _most(one: int | None, other: int | None) -> int | None:
     """The larger limit; None is none."""
     return None if one is None or other is None else max(one, other)
+
+
+def conversation(output: Mapping[str, Any]) -> tuple[str, ...]:
+    """What was said up to an output of `Timed`, turn by turn, its own text last."""
+    return *output.get("after", ()), output["text"]
+
+
+def _category(example: Example) -> dict[str, Any]:
+    return {"category": example.data["category"]} if "category" in example.data else {}
+
+
+def _named(output: Mapping[str, Any]) -> str:
+    """A short name of an output's text, of a later turn with those before it."""
+    said = conversation(output)
+    return _short_hash(output["text"] if len(said) == 1 else json.dumps(said))
 
 
 def _short_hash(text: str) -> str:

@@ -35,12 +35,17 @@ def sheets(summary: dict[str, Any]) -> list[Sheet]:
         found.append(_cells(name, task))
         if task["seeds"]:
             found.append(_seeds(name, task))
-        found += [judge_sheet(name, judge) for judge in task["judges"]]
+        found += [sheet for judge in task["judges"] for sheet in judge_sheets(name, judge)]
     return found
 
 
-def judge_sheet(name: str, judge: dict[str, Any]) -> Sheet:
-    """What one judge says of a task's cells."""
+def judge_sheets(name: str, judge: dict[str, Any]) -> list[Sheet]:
+    """What one judge says of a task's cells, and of their turns and categories where there are some."""
+    parts = _judge_parts(name, judge)
+    return [_judge_sheet(name, judge), *([parts] if parts else [])]
+
+
+def _judge_sheet(name: str, judge: dict[str, Any]) -> Sheet:
     pairwise = judge["kind"] == PAIRWISE
     compared = ("wins %", "won / tied / lost", "p", "same text", "orders disagree")
     quality = compared if pairwise else ("score of 10", "against strict", "lower / higher", "p")
@@ -51,6 +56,35 @@ def judge_sheet(name: str, judge: dict[str, Any]) -> Sheet:
             rows.append((cell, str(entry["judged"] - entry["unparsed"]), *values, str(entry["unparsed"])))
     title = f"{name}: judged by {judge['model']}, {judge['kind']} (wording {judge['version']})"
     return Sheet(title, ("cell", "n", *quality, "no verdict"), rows, _judge_notes(judge))
+
+
+def _judge_parts(name: str, judge: dict[str, Any]) -> Sheet | None:
+    """Means by turn and by category; None where there is neither."""
+    cells = judge["cells"] if judge["refused"] is None else {}
+    places = [
+        place
+        for kind, heading in (("turns", "turn {}"), ("categories", "{}"))
+        for label in dict.fromkeys(label for entry in cells.values() for label in entry[kind])
+        for place in [(kind, label, heading.format(label))]
+    ]
+    if not places:
+        return None
+    rows = [
+        (cell, _mean(entry), *(_mean(entry[kind].get(label)) for kind, label, _ in places))
+        for cell, entry in cells.items()
+    ]
+    what = "wins %, ties as half" if judge["kind"] == PAIRWISE else "mean scores"
+    title = f"{name}: {judge['model']}, {judge['kind']}, by turn and category"
+    note = f"Of the same verdicts, {what}; their numbers and intervals are in the JSON."
+    return Sheet(title, ("cell", "all", *(heading for *_, heading in places)), rows, [note])
+
+
+def _mean(entry: dict[str, Any] | None) -> str:
+    """What a judge says of a part, without its interval."""
+    found = None if entry is None else entry.get("win_rate", entry.get("score"))
+    if entry is None or found is None:
+        return ""
+    return f"{100 * found['value']:.1f}" if "win_rate" in entry else f"{found['value']:.2f}"
 
 
 def _cells(name: str, task: dict[str, Any]) -> Sheet:

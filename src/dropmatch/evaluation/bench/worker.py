@@ -24,7 +24,7 @@ from dropmatch.evaluation.bench.plan import Plan, options
 from dropmatch.evaluation.bench.progress import Bar
 from dropmatch.evaluation.bench.runner import Runner, is_scored, work_of
 from dropmatch.evaluation.bench.store import SCORING, Store
-from dropmatch.evaluation.tasks import Task
+from dropmatch.evaluation.tasks import Prompts, Task
 from dropmatch.evaluation.tasks.choose import choose_task
 from dropmatch.models.names import PROMPT_LOOKUP
 from dropmatch.rule_text import parse_rule
@@ -36,14 +36,21 @@ def tasks_of(plan: Plan) -> list[Task]:
     """The plan's tasks.
 
     Raises:
-        SettingError: one cannot be found, or two have one name.
+        SettingError: one cannot be found, two have one name, or there are turns and no conversations.
     """
     tasks = [
         choose_task(
-            each.name, each.data, chat=not plan.raw, fewshot_data=each.fewshot_data, num_fewshot=each.num_fewshot
+            each.name,
+            each.data,
+            chat=not plan.raw,
+            fewshot_data=each.fewshot_data,
+            num_fewshot=each.num_fewshot,
+            turns=plan.turns,
         )
         for each in plan.tasks
     ]
+    if plan.turns is not None and not any(isinstance(task, Prompts) for task in tasks):
+        raise SettingError(f"turns={plan.turns} has no meaning without a file of prompts among the tasks: leave it out")
     names = [task.name for task in tasks]
     for name in names:
         if names.count(name) > 1:

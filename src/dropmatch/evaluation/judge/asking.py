@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from dropmatch.errors import DropMatchError, SettingError
 from dropmatch.evaluation.bench.plan import Plan, TaskChoice, baseline
 from dropmatch.evaluation.bench.runner import Progress, examples_of
-from dropmatch.evaluation.bench.store import Store
+from dropmatch.evaluation.bench.store import Store, conversation
 from dropmatch.evaluation.judge.endpoint import Endpoint
 from dropmatch.evaluation.judge.judgements import Judge, Judgement, Judgements, digest
 from dropmatch.evaluation.judge.prompts import PAIRWISE, TIE, Verdict, question, verdict
-from dropmatch.evaluation.tasks import Task
+from dropmatch.evaluation.tasks import Example, Task
 from dropmatch.evaluation.tasks.base import Prompt
 
 HOPELESS = 20  # a judge whose first so many answers have no verdict is asked no more
@@ -27,20 +27,33 @@ class Question:
 
     Attributes:
         task, id: the example.
-        prompt: what the texts are replies to.
+        prompt: what the texts are replies to; of a later turn, what the user said in each.
         shown: the cell, or the two in the order shown.
-        texts: what they said.
+        talks: what they said, each turn by turn; the last text is judged.
+        references: right answers turn by turn, as far as there are some.
     """
 
     task: str
     id: str
     prompt: Prompt
     shown: tuple[str, ...]
-    texts: tuple[str, ...]
+    talks: tuple[tuple[str, ...], ...]
+    references: tuple[str, ...] = ()
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All that was said."""
+        return tuple(text for talk in self.talks for text in talk)
+
+    @property
+    def reference_digest(self) -> str:
+        """Names the references."""
+        return digest(self.references) if self.references else ""
 
     def judged(self, outcome: Outcome) -> Judgement:
         """With what came of it."""
-        return Judgement(self.task, self.shown, self.id, digest(self.texts), outcome.answers, outcome.verdict)
+        about = self.task, self.shown, self.id, digest(self.texts)
+        return Judgement(*about, outcome.answers, outcome.verdict, self.reference_digest)
 
 
 @dataclass(frozen=True)
@@ -87,13 +100,15 @@ def questions(
     """
     found = []
     for task, choice in tasks:
-        texts = {cell: store.texts(task.name, cell) for cell in dict.fromkeys([*map(baseline, cells), *cells])}
-        ids = list(dict.fromkeys(i for said in texts.values() for i in said))
-        prompts = _prompts(task, plan.task(choice), store, ids) if ids else {}
+        said = {cell: store.outputs(task.name, cell) for cell in dict.fromkeys([*map(baseline, cells), *cells])}
+        ids = list(dict.fromkeys(i for outputs in said.values() for i in outputs))
+        examples = _examples(task, plan.task(choice), store, ids) if ids else {}
         for i in ids:
-            for shown in _shown(list(texts), kind):
-                if all(i in texts[cell] for cell in shown):
-                    found.append(Question(task.name, i, prompts[i], shown, tuple(texts[cell][i] for cell in shown)))
+            for shown in _shown(list(said), kind):
+                if all(i in said[cell] for cell in shown):
+                    talks = tuple(conversation(said[cell][i]) for cell in shown)
+                    references = tuple(examples[i].data.get("references", ()))
+                    found.append(Question(task.name, i, examples[i].prompt, shown, talks, references))
     if not found:
         more = " of a lossy cell and of strict on the same examples" if kind == PAIRWISE else ""
         raise SettingError(f"{store.folder} holds no texts{more} to judge: finish the benchmark first")
@@ -108,11 +123,11 @@ def _shown(cells: Sequence[str], kind: str) -> list[tuple[str, ...]]:
     return [shown for base, cell in pairs for shown in ((base, cell), (cell, base))]
 
 
-def _prompts(task: Task, choice: TaskChoice, store: Store, ids: Sequence[str]) -> dict[str, Prompt]:
-    """Prompts of examples, by id."""
-    examples, _ = examples_of(task, choice)
-    store.check_examples(task.name, examples)
-    found = {example.id: example.prompt for example in examples}
+def _examples(task: Task, choice: TaskChoice, store: Store, ids: Sequence[str]) -> dict[str, Example]:
+    """Examples by id."""
+    wanted, (examples, _) = set(ids), examples_of(task, choice)
+    found = {example.id: example for example in examples if example.id in wanted}
+    store.check_examples(task.name, found.values())
     lost = [i for i in ids if i not in found]
     if lost:
         raise SettingError(f"{task.name} has no example {lost[0]!r} any more: restore the data that was benchmarked")
@@ -130,11 +145,11 @@ def missing(wanted: Sequence[Question], judge: Judge, judgements: Judgements) ->
     for each in wanted:
         about = each.task, each.id, each.texts
         found = judgements.get(judge, (each.task, each.shown, each.id), each.texts)
-        if found is not None and found.verdict is not None:
+        if found is not None and found.verdict is not None and found.references == each.reference_digest:
             known[about] = Outcome(found.answers, found.verdict)
         else:
             groups[about].append(each)
-        if judge.kind == PAIRWISE and each.texts[0] == each.texts[1]:
+        if judge.kind == PAIRWISE and each.talks[0] == each.talks[1]:
             known[about] = Outcome((), TIE)
     return [Work(group, known.get(about)) for about, group in groups.items()]
 
@@ -220,7 +235,7 @@ def _judge(each: Question, kind: str, endpoint: Endpoint | None, stop: threading
     answers: list[str] = []
     tokens = 0
     for again in (False, True):
-        reply = endpoint.ask(question(kind, each.prompt, each.texts, again=again), stop)
+        reply = endpoint.ask(question(kind, each.prompt, each.talks, each.references, again=again), stop)
         answers.append(reply.text)
         tokens += reply.tokens
         found = None if reply.rejected else verdict(kind, reply.text)

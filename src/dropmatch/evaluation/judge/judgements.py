@@ -49,9 +49,10 @@ class Judgement:
         task: of the text.
         shown: the cell whose text it is, or two in the order shown.
         id: the example.
-        texts: a digest of the texts.
+        texts: a digest of the texts, of a later turn with those of the turns before.
         answers: what the judge said, the last one with the verdict; none where it was not asked.
         verdict: a score, or "first", "second" or "tie"; None if no answer has one.
+        references: a digest of the reference answers that were shown; empty without.
     """
 
     task: str
@@ -60,6 +61,7 @@ class Judgement:
     texts: str
     answers: tuple[str, ...]
     verdict: Verdict | None
+    references: str = ""
 
     @property
     def key(self) -> Key:

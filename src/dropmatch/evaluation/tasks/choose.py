@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dropmatch.errors import SettingError
 from dropmatch.evaluation.tasks.base import Task
-from dropmatch.evaluation.tasks.prompts import Prompts
+from dropmatch.evaluation.tasks.prompts import Prompts, where_to_find
 
 HUMANEVAL = {"humaneval": False, "humaneval_plus": True}  # whether with EvalPlus's more tests
 
@@ -17,6 +17,7 @@ def choose_task(
     chat: bool = True,
     fewshot_data: str | None = None,
     num_fewshot: int | None = None,
+    turns: int | None = None,
 ) -> Task:
     """A task from its name: humaneval, humaneval_plus, a generative task of lm-evaluation-harness, a file of prompts.
 
@@ -26,6 +27,7 @@ def choose_task(
         chat: prompts are chat messages; else texts to be continued, for models without a chat template.
         fewshot_data: of the harness's tasks, a JSONL file to draw few-shots from; it goes with data.
         num_fewshot: of the harness's tasks, how many few-shots; None is the task's own number.
+        turns: of a file of prompts, at most so many turns of each conversation; other tasks have none.
 
     Raises:
         SettingError: there is none of that name, its harness is not installed, or a setting has no meaning for it.
@@ -34,12 +36,14 @@ def choose_task(
         if data is not None:
             raise SettingError(f"{name} is a file of prompts already: leave its data out")
         _refuse_fewshots(f"{name}, a file of prompts", fewshot_data, num_fewshot)
-        return Prompts(Path(name), chat)
+        return Prompts(Path(name), chat, turns=turns)
     if name in HUMANEVAL:
         _refuse_fewshots(f"the task {name}, whose prompts are EvalPlus's", fewshot_data, num_fewshot)
         from dropmatch.evaluation.tasks.humaneval import HumanEval
 
         return HumanEval(HUMANEVAL[name], None if data is None else Path(data), chat=chat)
+    if known := where_to_find(name):
+        raise SettingError(known)
     from dropmatch.evaluation.tasks.harness import HarnessTask
 
     return HarnessTask(name, data, chat, num_fewshot=num_fewshot, fewshot_data=fewshot_data)

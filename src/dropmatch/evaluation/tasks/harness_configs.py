@@ -10,6 +10,7 @@ from typing import Any
 
 from dropmatch.errors import SettingError
 from dropmatch.evaluation.harness_library import cache_if_unreachable, need_punkt, quiet, reason, require
+from dropmatch.evaluation.tasks.prompts import where_to_find
 
 Config = dict[str, Any]
 GENERATE = "generate_until"
@@ -93,6 +94,8 @@ def task_manager() -> Any:
 
 def no_such_task(name: str) -> str:
     """The message about a name that the harness does not have."""
+    if known := where_to_find(name):
+        return known
     names = task_manager().all_tasks
     close = difflib.get_close_matches(name, names, n=5) or [n for n in names if name and name.lower() in n.lower()][:5]
     meant = f"; did you mean {', '.join(close)}?" if close else ";"
