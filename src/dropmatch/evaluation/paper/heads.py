@@ -6,7 +6,7 @@ the task's: Pass@1 in the paper.
 
 from __future__ import annotations
 
-import json
+import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -65,10 +65,11 @@ def score_heads(
     """
     known: dict[Path, Scored] = {}
     scores = scores or Numbers()
+    names = [_name(task, example) for example in examples]
 
     def scored(path: Path) -> Scored:
         if path not in known:
-            known[path] = _scored(task, examples, texts, path, progress, scores)
+            known[path] = _scored(task, examples, names, texts, path, progress, scores)
         return known[path]
 
     plain = scored(NO_DROPOUT)
@@ -80,7 +81,7 @@ def score_heads(
             columns.append(_column(head, seeds, [scored(path) for path in paths], plain))
         values = [run["score"]["value"] for column in columns for run in column["seeds"].values()]
         rows.append({"dropout": dropout, "heads": columns, "score": over_seeds(values)})
-    alone = None if draft is None else _entry(_scored(task, examples, draft, NO_DROPOUT, progress, scores))
+    alone = None if draft is None else _entry(_scored(task, examples, names, draft, NO_DROPOUT, progress, scores))
     return {
         "metric": task.metric,
         "examples": len(examples),
@@ -90,18 +91,28 @@ def score_heads(
     }
 
 
+def _name(task: Task, example: Example) -> str:
+    """What a score of its text is kept under: with other data it may be another one."""
+    data = hashlib.sha256(repr(dict(example.data)).encode("utf-8", errors="surrogatepass")).hexdigest()[:16]
+    return " ".join((task.name, str(task.metric), digest(example), data, example.id))
+
+
 def _scored(
-    task: Task, examples: Sequence[Example], texts: Texts, path: Path, progress: Progress, scores: Numbers
+    task: Task,
+    examples: Sequence[Example],
+    names: Sequence[str],
+    texts: Texts,
+    path: Path,
+    progress: Progress,
+    scores: Numbers,
 ) -> Scored:
     """Texts and scores of one path."""
     progress.begin(f"scoring p={path.dropout} H{path.head + 1}" if path.dropout else "scoring no dropout")
     found = [texts.of(example, path).text for example in examples]
-    # of an example with other data the score may be another one
-    of = [
-        (task.name, str(task.metric), example.id, digest(example), json.dumps(dict(example.data), default=str), text)
-        for example, text in zip(examples, found, strict=True)
-    ]
-    values, measured = scores.all_of(of, lambda rows: task.score([examples[i] for i in rows], [found[i] for i in rows]))
+    values, measured = scores.all_of(
+        list(zip(names, found, strict=True)),
+        lambda rows: task.score([examples[i] for i in rows], [found[i] for i in rows]),
+    )
     progress.done(0, measured)
     return found, [0.0 if value is None else value for value in values]
 
