@@ -10,8 +10,16 @@ from typing import Any
 import pytest
 from cli_support import Pair, bare
 
+from dropmatch import load
+from dropmatch.engines.vllm import environment
 from dropmatch.errors import SettingError
-from dropmatch.evaluation.paper import encoders
+from dropmatch.evaluation.backends.hf import HuggingFace
+from dropmatch.evaluation.bench.plan import Plan
+from dropmatch.evaluation.bench.progress import Bar
+from dropmatch.evaluation.bench.runner import Runner
+from dropmatch.evaluation.bench.store import Store
+from dropmatch.evaluation.paper import batches, encoders, kept_rows
+from dropmatch.evaluation.paper import texts as kept_texts
 from dropmatch.evaluation.tasks import Example, Prompts, Task, choose
 
 Run = Callable[..., Any]
@@ -28,6 +36,28 @@ class Toy:
 
     def score(self, examples: Sequence[Example], texts: Sequence[str]) -> list[float | None]:
         return [float("1" in text) for text in texts]
+
+
+GO_ON = "interrupted: give the same command again to go on"
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Files without a name go here."""
+    monkeypatch.chdir(tmp_path)
+
+
+def stopping(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, after: int) -> None:
+    """Ctrl-C after some calls of a function, once."""
+    function, calls = getattr(module, name), list[int]()
+
+    def counted(*args: Any, **options: Any) -> Any:
+        calls.append(1)
+        if len(calls) == after + 1:
+            raise KeyboardInterrupt
+        return function(*args, **options)
+
+    monkeypatch.setattr(module, name, counted)
 
 
 @pytest.fixture(autouse=True)
@@ -88,6 +118,9 @@ def test_heads(run: Run, pair: Pair, tmp_path: Path) -> None:
     other = run(*command[:6], "--max-tokens", "7", *command[8:])
     assert other.exit_code == 2
     assert "holds texts with max_tokens=6, and now it is 7" in other.stderr
+    assert len((tmp_path / "texts.scores.jsonl").read_text().splitlines()) <= 3 * 14
+    assert "loading" not in again.stderr
+    assert "loading" not in other.stderr
 
 
 @pytest.mark.parametrize(("analysis", "title"), [("majority", "Table 2"), ("divergence", "Table 3")])
@@ -106,6 +139,127 @@ def test_draft_rows(run: Run, pair: Pair, prompts: str, tmp_path: Path, analysis
     assert found["settings"]["support"] == "full"
     everything = found["result"]["all"] if analysis == "majority" else found["result"]
     assert everything["rows"] > 20
+
+
+def test_both_tables_are_of_the_same_rows(run: Run, pair: Pair, prompts: str, tmp_path: Path) -> None:
+    settings = ["--task", prompts, "--max-tokens", "16", "--raw", *pair.args()]
+    first = run("paper", "majority", *settings, "--json", "first.json", width=160)
+    assert first.exit_code == 0, first.stderr
+    kept = (tmp_path / "tables2-3.jsonl").read_bytes()
+    assert len(kept.splitlines()) == 1 + 3
+    second = run("paper", "divergence", *settings, "--json", "second.json", width=160)
+    assert second.exit_code == 0, second.stderr
+    assert "3 of 3 texts" in second.stderr
+    assert "loading" not in second.stderr  # nothing was decoded
+    assert (tmp_path / "tables2-3.jsonl").read_bytes() == kept
+    both = report(Path("first.json"), "majority"), report(Path("second.json"), "divergence")
+    assert both[0]["result"]["all"]["rows"] == both[1]["result"]["rows"]
+    assert both[0]["machine"] == both[1]["machine"]
+    assert both[0]["complete"] is True
+    other = run("paper", "divergence", *settings, "-K", "4", width=160)
+    assert other.exit_code == 2
+    assert "tables2-3.jsonl holds draft rows with heads=5, and now it is 4: give another --rows" in other.stderr
+    apart = run("paper", "divergence", *settings, "-K", "4", "--limit", "1", "--rows", "other.jsonl", width=160)
+    assert apart.exit_code == 0, apart.stderr
+    assert "loading" in apart.stderr
+
+
+def test_ctrl_c_leaves_the_rows_before_it(
+    run: Run, pair: Pair, prompts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["paper", "majority", "--task", prompts, "--max-tokens", "16", "--seeds", "0,1", "--raw", *pair.args()]
+    whole = run(*command, "--rows", "whole.jsonl", width=160)
+    with monkeypatch.context() as patch:
+        stopping(patch, kept_rows, "draft_rows", 3)
+        stopped = run(*command, "--json", "part.json", width=160)
+    assert stopped.exit_code == 130
+    assert GO_ON in stopped.stderr
+    assert "3 of 6 texts" in stopped.stderr
+    assert "Table 2" in stopped.stdout
+    part = report(Path("part.json"), "majority")
+    assert part["complete"] is False
+    again = run(*command, "--json", "all.json", width=160)
+    assert again.exit_code == 0, again.stderr
+    assert again.stdout == whole.stdout
+    assert part["result"]["all"]["rows"] < report(Path("all.json"), "majority")["result"]["all"]["rows"]
+    with monkeypatch.context() as patch:
+        stopping(patch, kept_rows, "draft_rows", 0)
+        nothing = run(*command, "--rows", "nothing.jsonl")
+    assert (nothing.exit_code, nothing.stdout) == (130, "")
+    assert not Path("nothing.jsonl").exists()
+
+
+def test_ctrl_c_leaves_the_texts_before_it(
+    run: Run, pair: Pair, encoder: str, prompts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads = ["paper", "heads", "--task", "toy", "-p", "0.3", "-K", "2"]
+    similarity = ["paper", "similarity", "--task", prompts, "--raw", "-p", "0.3", "-K", "2", "--encoder", encoder]
+    for analysis, command, examples, title, file in (
+        ("heads", heads, 4, "Table 1", "table1.jsonl"),
+        ("similarity", similarity, 3, "Figure 3", "figure3.jsonl"),
+    ):
+        command += ["--max-tokens", "6", "--target", pair.target]
+        whole = run(*command, "--texts", f"whole.{file}", width=140)
+        assert whole.exit_code == 0, whole.stderr
+        with monkeypatch.context() as patch:
+            stopping(patch, kept_texts, "decode_paths", 2)
+            stopped = run(*command, "--json", "part.json", width=140)
+        assert stopped.exit_code == 130
+        assert GO_ON in stopped.stderr
+        assert title in stopped.stdout
+        part = report(Path("part.json"), analysis)
+        assert (part["complete"], part["result"]["examples"]) == (False, 2)
+        assert len(Path(file).read_text().splitlines()) == 1 + 2 * 3
+        again = run(*command, width=140)
+        assert again.exit_code == 0, again.stderr
+        assert again.stdout == whole.stdout
+        assert f"{examples} of {examples} examples" in again.stderr
+    with monkeypatch.context() as patch:
+        stopping(patch, Toy, "score", 1)
+        stopped = run(*heads, "--texts", "table1.jsonl", "--limit", "3", "--seeds", "7", width=140)
+    assert (stopped.exit_code, stopped.stdout) == (130, "")
+    assert GO_ON in stopped.stderr
+
+
+def test_batches_go_on_where_they_were(run: Run, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_here(plan: Plan, folder: Path, tasks: Sequence[Task]) -> None:
+        """Stands in for vLLM in a process of its own."""
+        store = Store(folder, plan)
+        store.keep_plan()
+        (folder / "machine.json").write_text('{"torch": "?"}')
+        if plan.batch == 2 and stop:
+            raise KeyboardInterrupt
+        engine = load(pair.target, pair.draft)
+        Runner(plan, plan.rules, tasks, HuggingFace(engine), store).run(Bar(0))
+
+    monkeypatch.setattr(batches, "require_vllm", lambda: None)
+    monkeypatch.setattr(environment, "require_vllm", lambda: None)
+    monkeypatch.setattr(batches, "run", run_here)
+    stop = True
+    command = ["paper", "batches", "--task", "toy", "--raw", "--max-tokens", "6", "-L", "3", *pair.args()]
+    command += ["--batches", "1,2,4"]
+    stopped = run(*command, "--json", "part.json", width=140)
+    assert stopped.exit_code == 130
+    assert GO_ON in stopped.stderr
+    assert "Table 5" in stopped.stdout
+    assert list(report(Path("part.json"), "batches")["result"]["batches"]) == ["1", "2"]
+
+    def refused() -> None:
+        raise AssertionError("vLLM is asked for")
+
+    with monkeypatch.context() as patch:
+        for module in (batches, environment):
+            patch.setattr(module, "require_vllm", refused)
+        shown = run(*command, "--report-only", width=140)
+        assert shown.exit_code == 0, shown.stderr
+        assert shown.stdout == stopped.stdout
+        nothing = run(*command, "--report-only", "--out", "none")
+    assert nothing.exit_code == 2
+    assert "none holds no benchmark of these batch sizes" in nothing.stderr
+    stop = False
+    again = run(*command, "--json", "all.json", width=140)
+    assert again.exit_code == 0, again.stderr
+    assert list(report(Path("all.json"), "batches")["result"]["batches"]) == ["1", "2", "4"]
 
 
 def test_latency(run: Run, pair: Pair, tmp_path: Path) -> None:
@@ -147,7 +301,9 @@ def test_speculative_goes_on_where_it_was(run: Run, pair: Pair, prompts: str, tm
     assert "batch=2 has no meaning with engine='hf'" in refused.stderr
 
 
-def test_similarity(run: Run, pair: Pair, prompts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def encoder(tmp_path: Path) -> str:
+    """The folder of a tiny encoder."""
     from transformers import BertConfig, BertModel
 
     from cli.cli_support import build_tokenizer
@@ -160,10 +316,14 @@ def test_similarity(run: Run, pair: Pair, prompts: str, tmp_path: Path, monkeypa
     tokenizer = build_tokenizer(None)
     tokenizer.pad_token = "<|end|>"
     tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def test_similarity(run: Run, pair: Pair, encoder: str, prompts: str, tmp_path: Path) -> None:
     file = tmp_path / "similarity.json"
     result = run(
         "paper", "similarity", "--task", prompts, "--raw", "--limit", "2", "--max-tokens", "8", "-p", "0.3", "-K", "3",
-        "--target", pair.target, "--encoder", str(folder), "--json", str(file), width=140,
+        "--target", pair.target, "--encoder", encoder, "--json", str(file), width=140,
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr
     assert "Figure 3: texts of different heads" in result.stdout

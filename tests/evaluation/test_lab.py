@@ -8,8 +8,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from scipy.stats import bootstrap
 
 from dropmatch import Engine
 from dropmatch.config import AcceptanceConfig
@@ -17,6 +19,7 @@ from dropmatch.drafting import DraftModel, PromptLookup
 from dropmatch.errors import SettingError
 from dropmatch.evaluation.lab import Record, Recorder, compare, replay, settings_of
 from dropmatch.evaluation.lab import recorder as recorder_module
+from dropmatch.evaluation.lab.replay import probabilities
 from dropmatch.rule_text import parse_rule
 
 VOCAB = 1500  # larger than what a record keeps
@@ -84,8 +87,7 @@ def test_a_replayed_verdict_is_the_live_one(tiny: Any, engine: Engine, text: str
         assert bool(verdict.accept[row]) == entry.accepted, (row, entry)
         for ours, theirs in (
             (verdict.probability, entry.probability),
-            # a divergence over the whole vocabulary needs what a record spreads evenly
-            (verdict.distance, entry.js if config.rule == "js" else None),
+            (verdict.distance, entry.js),
             (verdict.radius, entry.radius),
             (verdict.frequency, entry.frequency),
         ):
@@ -95,15 +97,61 @@ def test_a_replayed_verdict_is_the_live_one(tiny: Any, engine: Engine, text: str
     assert int(verdict.accept.sum()) > 0
 
 
-def test_a_divergence_over_the_whole_vocabulary_is_no_larger_than_the_live_one(tiny: Any, engine: Engine) -> None:
+def as_of_old(record: Record) -> Record:
+    """As an earlier version would have made it."""
+    tensors = {name: value for name, value in record.tensors.items() if name not in ("clean_entropy", "draft_distance")}
+    return Record(tensors, record.about)
+
+
+def test_a_divergence_over_the_whole_vocabulary_is_the_live_one(tiny: Any, engine: Engine) -> None:
     text = "fuzzy:threshold=0.2"
     recorder = Recorder(engine, tokens=128)
     rounds = run(engine, recorder, [tiny.prompt(20 + i, 12, VOCAB) for i in range(2)], **parse_rule(text))
-    distance = replay(recorder.record(), AcceptanceConfig.from_options(parse_rule(text))).verdict.distance
+    record, config = recorder.record(), AcceptanceConfig.from_options(parse_rule(text))
+    distance = replay(record, config).verdict.distance.tolist()
     live = [entry.js for entries in rounds for entry in entries if not entry.exact]
-    gaps = [js - float(distance[row]) for row, js in enumerate(live) if js is not None]
+    assert [js for js in live if js is not None] == [distance[row] for row, js in enumerate(live) if js is not None]
+    close = replay(as_of_old(record), config).verdict.distance
+    gaps = [js - float(close[row]) for row, js in enumerate(live) if js is not None]
     assert min(gaps) > -1e-4
     assert max(gaps) > 1e-6  # the tokens that were not kept are taken to be alike
+    assert as_of_old(record).approximates(config)
+    assert not record.approximates(config)
+
+
+def test_an_entropy_over_the_whole_vocabulary_is_the_live_one(tiny: Any, engine: Engine) -> None:
+    recorder = Recorder(engine, tokens=64)
+    prompt = tiny.prompt(51, 10, VOCAB)
+    rounds = run(engine, recorder, [prompt], rule="strict")
+    record = recorder.record()
+    said = engine.generate(prompt, rule="strict", max_tokens=50).token_ids
+    entropies, committed = [], 0
+    for entries in rounds:
+        for place, entry in enumerate(entries):
+            if not entry.exact:
+                ids = prompt.tolist() + said[:committed] + [e.token for e in entries[:place]]
+                p = tiny.full_logits(engine.model, ids)[-1].double().softmax(dim=0)
+                entropies.append(-float((p * p.log()).sum()))
+        committed += sum(e.accepted for e in entries) + 1
+    assert record.tensors["clean_entropy"].tolist() == pytest.approx(entropies, rel=1e-4)
+    # a bound between the entropy of a row and what an evenly spread rest has for it tells the two apart; of a token
+    # so unlikely that the bound is in range
+    unlikely = record.tensors["clean"].argmin(dim=1, keepdim=True)
+    record.tensors["draft_tokens"] = record.tensors["ids"].gather(1, unlikely).squeeze(1).long()
+    old = as_of_old(record)
+    p, _ = probabilities(record)
+    log_p = old.evidence(slice(None)).clean_logits.log_softmax(dim=1)
+    spread = -(log_p.exp() * log_p).sum(dim=1)  # [N]
+    deltas = p * ((spread + record.tensors["clean_entropy"]) / 2).exp()
+    gaps = (spread - record.tensors["clean_entropy"]).masked_fill(deltas >= 1, 0.0)
+    row, delta = int(gaps.argmax()), float(deltas[gaps.argmax()])
+    assert float(gaps[row]) > 1e-4
+    config = AcceptanceConfig("typical", threshold=1.0, delta=delta)
+    assert not bool(replay(record, config).verdict.accept[row])
+    assert bool(replay(old, config).verdict.accept[row])
+    assert old.approximates(config)
+    assert not record.approximates(config)
+    assert not old.approximates(AcceptanceConfig())
 
 
 def test_what_becomes_of_the_drafts_is_what_happened(recorded: tuple[Record, list[list[Any]]]) -> None:
@@ -182,9 +230,43 @@ def test_a_comparison_says_who_accepts_what(recorded: tuple[Record, list[list[An
     assert rules["js"]["alone"] == rules["naive"]["alone"] == 0
     same = (accepts["js"] == accepts["naive"]).double().mean()
     assert rules["js"]["agreement_pct"]["naive"] == pytest.approx(100 * float(same))
+    for name, accept in accepts.items():
+        alike = 0  # an exact match is accepted by both; of the other draft tokens those that the rule refuses
+        for exact, place in zip(record.tensors["exact"].tolist(), record.tensors["row"].tolist(), strict=True):
+            alike += exact or not bool(accept[place])
+        assert rules[name]["exact_agreement_pct"] == pytest.approx(100 * alike / found["draft_tokens"])
     likely = [row["draft_probability"] for row in found["alone"][everything]]
     assert likely == sorted(likely)
     json.dumps(found)
+
+
+def test_intervals_are_bootstraps_over_drafts(recorded: tuple[Record, list[list[Any]]]) -> None:
+    record, _ = recorded
+    config = AcceptanceConfig("threshold", threshold=0.002)
+    found = compare(record, {"it": config})["rules"]["it"]
+    each = replay(record, config)
+    p, _ = probabilities(record)
+    of_draft = record.tensors["block"][record.tensors["row"] >= 0]
+    values = np.zeros((record.blocks, 4))  # length, reached, accepted, sum of probabilities
+    values[:, 0] = 1 + each.lengths.numpy()
+    for row, draft in enumerate(of_draft.tolist()):
+        taken = bool(each.reached[row] & each.verdict.accept[row])
+        values[draft, 1:] += bool(each.reached[row]), taken, taken * float(p[row])
+
+    def ratio(above: np.ndarray, below: np.ndarray, axis: int = -1) -> np.ndarray:
+        return np.asarray(above.sum(axis=axis) / below.sum(axis=axis))
+
+    for name, above, below, slack in (
+        ("acceptance_length", values[:, 0], np.ones(record.blocks), 0.03),
+        ("accepted_pct", 100 * values[:, 2], values[:, 1], 1.5),
+        ("mean_probability", values[:, 3], values[:, 2], 0.01),
+    ):
+        theirs = bootstrap((above, below), ratio, paired=True, n_resamples=5000, method="percentile", rng=1)
+        interval = theirs.confidence_interval
+        assert found["intervals"][name] == pytest.approx([interval.low, interval.high], abs=slack), name
+        assert found["intervals"][name][0] <= found[name] <= found["intervals"][name][1]
+    nothing = compare(record, {"it": AcceptanceConfig("threshold", threshold=1.0)})["rules"]["it"]
+    assert nothing["intervals"]["mean_probability"] is nothing["mean_probability"] is None
 
 
 def test_probabilities_are_those_of_the_target(tiny: Any, engine: Engine) -> None:
@@ -218,6 +300,8 @@ def test_settings_that_need_more_than_was_recorded_are_refused(tiny: Any, engine
         ("js:sampled", "Gaussian heads only: record with --dropout-heads"),
         ("js:m=65", "gaussian_tokens=65 needs more tokens than this record keeps rows of the LM head for \\(64\\)"),
         ("topk:candidates=100", "candidates=100 needs more tokens than this record keeps \\(64\\)"),
+        ("js:evaluation=eager", "'eager' asks about exact matches too, of which a record keeps nothing: leave it out"),
+        ("fly", "drafts are too short: rule 'fly' with window=6 needs at least 7 .* and draft_length is 5"),
     ):
         with pytest.raises(SettingError, match=message):
             replay(record, AcceptanceConfig.from_options(parse_rule(text)))

@@ -19,6 +19,7 @@ from dropmatch.evaluation.statistics import (
     ratio_interval,
     share_interval,
     sums_ratio_interval,
+    sums_ratio_intervals,
 )
 from dropmatch.evaluation.text_checks import loops
 
@@ -145,3 +146,19 @@ def test_a_ratio_of_sums_is_scipys() -> None:
     assert sums_ratio_interval([*committed.tolist(), 0], [*rounds.tolist(), 0]) == found
     with pytest.raises(ValueError, match="nothing to divide by"):
         sums_ratio_interval([0, 0], [0, 0])
+
+
+def test_many_ratios_of_sums_are_those_of_each() -> None:
+    draws = np.random.default_rng(7)
+    below = np.stack([np.ones(90), draws.integers(0, 6, 90), np.zeros(90)], axis=1)
+    above = below * draws.normal(2.0, 0.5, below.shape)
+    first, second, nothing = sums_ratio_intervals(above, below, seed=4)
+    places = np.random.default_rng(4).integers(0, 90, size=(10_000, 90))
+    for found, i in ((first, 0), (second, 1)):
+        assert found is not None
+        ratios = above[places, i].sum(axis=1) / below[places, i].sum(axis=1)
+        assert found.value == pytest.approx(above[:, i].sum() / below[:, i].sum())
+        assert (found.low, found.high) == pytest.approx(tuple(np.percentile(ratios, [2.5, 97.5])))
+    assert nothing is None
+    rare = sums_ratio_intervals(np.array([[2.0], *[[0.0]] * 9]), np.array([[4.0], *[[0.0]] * 9]))
+    assert rare == [Interval(0.5, 0.5, 0.5)]  # samples without the one that says something say nothing

@@ -17,7 +17,7 @@ from dropmatch.evaluation.bench.plan import Plan, options
 from dropmatch.evaluation.bench.runner import Runner
 from dropmatch.evaluation.bench.store import Store
 from dropmatch.evaluation.paper import batches as table5
-from dropmatch.evaluation.paper.batches import batch_plans, batches_sheet, measure_batches
+from dropmatch.evaluation.paper.batches import batch_plans, batches_sheet, batches_table, measure_batches
 from dropmatch.evaluation.paper.speculative import speculative_plan, speculative_sheets, speculative_table
 from dropmatch.evaluation.tasks import Example, Task
 
@@ -161,7 +161,15 @@ def test_table_6_on_models_is_what_the_engine_does(tiny: Any, tmp_path: Path) ->
 
 def run_on_clockwork(plan: Plan, folder: Path, tasks: Sequence[Task]) -> None:
     """Stands in for the process that runs vLLM."""
-    Runner(plan, plan.rules, tasks, Clockwork(2 * plan.batch), Store(folder, plan)).run(Quiet())
+    store = Store(folder, plan)
+    store.keep_plan()
+    Runner(plan, plan.rules, tasks, Clockwork(2 * plan.batch), store).run(Quiet())
+
+
+def measured(batches: list[int], seeds: list[int], folder: Path) -> dict[str, Any]:
+    plans = batch_plans(VALUES, batches, 10, 5, 0.3, seeds)
+    measure_batches(plans, folder)
+    return batches_table(plans, folder)
 
 
 @pytest.fixture
@@ -189,7 +197,7 @@ def test_the_plans_of_table_5_differ_in_their_batch(vllm: None) -> None:
 
 
 def test_table_5_has_the_throughput_over_sd_by_batch(vllm: None, tmp_path: Path) -> None:
-    found = measure_batches(batch_plans(VALUES, [1, 4], 10, 5, 0.3, [0]), tmp_path)
+    found = measured([1, 4], [0], tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["batch-1", "batch-4"]
     assert found["task"] == "gsm8k_cot"
     for batch, groups in (("1", 4), ("4", 1)):
@@ -202,9 +210,32 @@ def test_table_5_has_the_throughput_over_sd_by_batch(vllm: None, tmp_path: Path)
     assert all(len(row) == len(sheet.headings) for row in sheet.rows)
     assert sheet.rows[0][:4] == ("1", "2.00", "4.00", "5.00")
     assert [row[-1] for row in sheet.rows] == ["1.19", "1.18"]
-    seeds = measure_batches(batch_plans(VALUES, [1], 10, 5, 0.3, [0, 1]), tmp_path / "seeds")
+    seeds = measured([1], [0, 1], tmp_path / "seeds")
     assert seeds["batches"]["1"]["over_strict"] == pytest.approx({"value": (2 + 8 / 5) / 2, "low": 8 / 5, "high": 2})
     json.dumps(seeds)
+
+
+def test_table_5_of_a_part_of_a_run(vllm: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(plan: Plan, folder: Path, tasks: Sequence[Task]) -> None:
+        if plan.batch == 4:
+            Store(folder, plan).keep_plan()
+            raise KeyboardInterrupt
+        run_on_clockwork(plan, folder, tasks)
+
+    monkeypatch.setattr(table5, "run", stopped)
+    plans = batch_plans(VALUES, [1, 4, 8], 10, 5, 0.3, [0])
+    with pytest.raises(KeyboardInterrupt):
+        measure_batches(plans, tmp_path)
+    found = batches_table(plans, tmp_path)
+    assert list(found["batches"]) == ["1", "4"]  # nothing was begun of 8
+    assert found["batches"]["1"]["over_strict"]["value"] == 2.0
+    assert found["batches"]["4"]["over_strict"] is None
+    sheet = batches_sheet(found, 1)
+    assert [row[0] for row in sheet.rows] == ["1", "4"]
+    assert sheet.rows[1][1:7] == ("-", "-", "-", "-", "-", "0")
+    assert batches_table(plans, tmp_path / "none")["batches"] == {}
+    with pytest.raises(SettingError, match="holds a benchmark with"):
+        batches_table(batch_plans({**VALUES, "target": "other"}, [1], 10, 5, 0.3, [0]), tmp_path)
 
 
 def test_a_batch_that_cannot_be_filled_is_refused(vllm: None, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ import torch
 from acceptance import reference
 from dropmatch import Engine
 from dropmatch.errors import SettingError
+from dropmatch.evaluation.backends import Output
 from dropmatch.evaluation.paper import published
 from dropmatch.evaluation.paper.heads import check_task, heads_sheet, score_heads
+from dropmatch.evaluation.paper.kept import Numbers
 from dropmatch.evaluation.paper.paths import NO_DROPOUT, all_paths, decode_paths
 from dropmatch.evaluation.paper.paths import Path as HeadPath
 from dropmatch.evaluation.paper.texts import Texts, decode_all
@@ -221,14 +224,45 @@ def test_texts_of_examples_that_changed_are_refused(tiny: Any, task: Starts, tmp
 
 def test_a_file_of_other_settings_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "texts.jsonl"
-    Texts(file, {"target": "tiny", "max_tokens": 8})
-    Texts(file, {"target": "tiny", "max_tokens": 8})
+    Texts(file, {"target": "tiny", "max_tokens": 9})
+    assert not file.exists()  # a run that fails before its first text binds no later one
+    Texts(file, {"target": "tiny", "max_tokens": 8}).add(Example("1", "w5"), NO_DROPOUT, Output("w6", 1, "stop"))
+    assert ("1", NO_DROPOUT) in Texts(file, {"target": "tiny", "max_tokens": 8})
     with pytest.raises(SettingError, match="holds texts with max_tokens=8, and now it is 9: give another --texts"):
         Texts(file, {"target": "tiny", "max_tokens": 9})
-    for content in ("hello\n", '{"target": "tiny", "max_tokens": 8}\n[1]\n', "[3]\n"):
+    for content in ("hello", '{"target": "tiny", "max_tokens": 8}\n[1]\n', "[3]\n"):
         file.write_text(content)
         with pytest.raises(SettingError, match="is no file of texts"):
             Texts(file, {"target": "tiny", "max_tokens": 8})
+    file.write_text('{"target": "tiny", "max_tokens": 8}\n{"id"\n{"id": "1"}\n')
+    with pytest.raises(SettingError, match="line 2 is damaged"):
+        Texts(file, {"target": "tiny", "max_tokens": 8})
+
+
+def test_a_text_is_scored_once(tiny: Any, task: Starts, tmp_path: Path) -> None:
+    class Counting(Starts):
+        def score(self, examples: Sequence[Example], texts: Sequence[str]) -> list[float | None]:
+            asked.extend((example.id, text) for example, text in zip(examples, texts, strict=True))
+            return super().score(examples, texts)
+
+    asked, file = list[tuple[str, str]](), tmp_path / "scores.jsonl"
+    texts, _ = decoded(tiny.engine(), task, None, [0.1])
+    counting, examples = Counting(task._prompts), task.examples(None)
+    free = score_heads(task, examples, texts, [0.1], 3, [0, 4], Quiet())
+    first = score_heads(counting, examples, texts, [0.1], 3, [0, 4], Quiet(), scores=Numbers(file))
+    said = {(e.id, texts.of(e, path).text) for e in examples for path in all_paths([0.1], 3, [0, 4])}
+    assert len(asked) == len(set(asked)) == len(said) < 6 * 7
+    assert set(asked) == said
+    file.write_bytes(file.read_bytes()[:-5])  # one is lost
+    again = score_heads(counting, examples, texts, [0.1], 3, [0, 4], Quiet(), scores=Numbers(file))
+    assert len(asked) == len(said) + 1
+    assert free == first == again
+    other = [replace(example, data={"answer": "another"}) for example in examples]
+    score_heads(counting, other, texts, [0.1], 3, [0, 4], Quiet(), scores=Numbers(file))
+    assert len(asked) == 2 * len(said) + 1
+    file.write_text('{"of": 3}\n')
+    with pytest.raises(SettingError, match="is no file of numbers"):
+        Numbers(file)
 
 
 def test_the_paper_s_numbers_are_whole() -> None:

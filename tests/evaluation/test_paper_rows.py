@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,8 @@ from dropmatch.config import AcceptanceConfig
 from dropmatch.errors import SettingError
 from dropmatch.evaluation.paper import published
 from dropmatch.evaluation.paper.divergence import divergence_sheet, divergences
-from dropmatch.evaluation.paper.draft_rows import Rows, draft_rows, rows_by_seed
+from dropmatch.evaluation.paper.draft_rows import Rows
+from dropmatch.evaluation.paper.kept_rows import KeptRows, decode_rows
 from dropmatch.evaluation.paper.majority import majorities, majority_sheet
 from dropmatch.evaluation.paper.settings import sampled
 from dropmatch.evaluation.tasks import Example
@@ -25,9 +28,16 @@ HEADS = 4
 
 
 class Quiet:
+    """Counts what is done."""
+
+    def __init__(self) -> None:
+        self.measured = self.found = 0
+
     def begin(self, what: str) -> None: ...
 
-    def done(self, tokens: int, measured: bool) -> None: ...
+    def done(self, tokens: int, measured: bool) -> None:
+        self.measured += measured
+        self.found += not measured
 
 
 def words(tiny: Any, seed: int, length: int = 12) -> str:
@@ -35,8 +45,14 @@ def words(tiny: Any, seed: int, length: int = 12) -> str:
 
 
 def measured(engine: Engine, prompts: list[str], config: AcceptanceConfig, tokens: int = 30) -> Rows:
-    examples = [Example(str(i), prompt) for i, prompt in enumerate(prompts)]
-    return draft_rows(engine, examples, config, 4, tokens, Quiet())
+    return of_examples(engine, [Example(str(i), prompt) for i, prompt in enumerate(prompts)], config, tokens)
+
+
+def of_examples(engine: Engine, examples: list[Example], config: AcceptanceConfig, tokens: int) -> Rows:
+    rows, seed = KeptRows(None, {}), config.mask_seed
+    assert seed is not None
+    decode_rows(engine, examples, [config], 4, tokens, rows, Quiet())
+    return rows.by_seed(examples, [seed])[seed]
 
 
 def lazy_run(engine: Engine, prompt: str, config: AcceptanceConfig, tokens: int = 30) -> Any:
@@ -145,14 +161,14 @@ def test_nothing_behind_the_end_of_a_text_is_counted(tiny: Any) -> None:
     result = lazy_run(engine, prompt, config, tokens=40)
     stop = result.tokens[9].text.strip()
     examples = [Example("1", prompt, stop=(stop,))]
-    rows = draft_rows(engine, examples, config, 4, 40, Quiet())
+    rows = of_examples(engine, examples, config, 40)
     ended = engine.generate(
         prompt, stop=stop, draft_length=4, max_tokens=40, **{k: v for k, v in vars(config).items() if v is not None}
     )
     assert len(ended.token_ids) < 40
     assert int(rows.position.max()) < ended.prompt_tokens + len(ended.token_ids)
     assert len(rows) <= ended.statistics.proposed + ended.statistics.rounds
-    short = draft_rows(engine, [Example("1", prompt, max_tokens=5)], config, 4, 40, Quiet())
+    short = of_examples(engine, [Example("1", prompt, max_tokens=5)], config, 40)
     assert int(short.position.max()) < ended.prompt_tokens + 5
 
 
@@ -247,10 +263,12 @@ def test_seeds_give_runs_of_their_own(tiny: Any) -> None:
     engine = tiny.engine()
     examples = [Example("1", words(tiny, 8))]
     configs = [sampled("js", HEADS, 0.3, seed) for seed in (0, 5)]
-    found = rows_by_seed(engine, examples, configs, 4, 25, Quiet())
+    rows = KeptRows(None, {})
+    decode_rows(engine, examples, configs, 4, 25, rows, Quiet())
+    found = rows.by_seed(examples, [0, 5])
     assert list(found) == [0, 5]
     assert not torch.equal(found[0].radius[:5], found[5].radius[:5])
-    again = draft_rows(engine, examples, configs[1], 4, 25, Quiet())
+    again = of_examples(engine, examples, configs[1], 25)
     assert torch.equal(again.radius, found[5].radius)
 
 
@@ -260,3 +278,57 @@ def test_what_cannot_be_measured_is_refused(tiny: Any) -> None:
         measured(tiny.engine(drafter="lookup"), [words(tiny, 1)], config)
     with pytest.raises(SettingError, match="no token was drafted: raise max_tokens"):
         measured(tiny.engine(), [words(tiny, 1)], config, tokens=1)
+
+
+ABOUT = {"target": "tiny", "max_tokens": 20}
+
+
+def kept(engine: Engine, examples: list[Example], file: Path, seeds: list[int]) -> tuple[KeptRows, Quiet]:
+    rows, progress = KeptRows(file, ABOUT), Quiet()
+    decode_rows(engine, examples, [sampled("js", HEADS, 0.3, seed) for seed in seeds], 4, 20, rows, progress)
+    return rows, progress
+
+
+def test_rows_that_are_there_are_not_decoded_again(tiny: Any, tmp_path: Path) -> None:
+    engine, file = tiny.engine(), tmp_path / "rows.jsonl"
+    examples = [*(Example(str(i), words(tiny, i)) for i in range(3)), Example("short", words(tiny, 4), max_tokens=1)]
+    first, progress = kept(engine, examples, file, [0])
+    assert (progress.measured, progress.found) == (4, 0)
+    lines = file.read_text().split("\n")
+    assert len(lines) == 1 + 4 + 1
+    assert json.loads(lines[0]).items() >= ABOUT.items()
+    file.write_text("\n".join(lines[:-2]) + "\n" + lines[-2][:30])  # the last is half written
+    again, progress = kept(engine, examples, file, [0, 3])
+    assert (progress.measured, progress.found) == (5, 3)
+    loaded, progress = kept(None, examples, file, [0, 3])  # type: ignore[arg-type]  # without an engine
+    assert (progress.measured, progress.found) == (0, 8)
+    for rows in (again, loaded):
+        for field in fields(Rows):
+            ours, theirs = (getattr(each.by_seed(examples, [0])[0], field.name) for each in (rows, first))
+            assert ours.dtype == theirs.dtype, field.name
+            assert torch.equal(ours, theirs), field.name
+    assert list(loaded.by_seed(examples, [3, 0])) == [3, 0]
+    assert len(loaded.by_seed(examples[:1], [0])[0]) < len(loaded.by_seed(examples, [0])[0])
+    assert loaded.by_seed(examples, [7]) == {}  # nothing is there yet
+    with pytest.raises(SettingError, match="no token was drafted"):
+        loaded.by_seed(examples[3:], [0])
+    assert loaded.kept.machine["device"] == "cpu"
+
+
+def test_rows_of_other_settings_or_prompts_are_refused(tiny: Any, tmp_path: Path) -> None:
+    engine, file = tiny.engine(), tmp_path / "rows.jsonl"
+    examples = [Example(str(i), words(tiny, i)) for i in range(2)]
+    kept(engine, examples, file, [0])
+    before = file.read_bytes()
+    with pytest.raises(
+        SettingError, match="holds draft rows with max_tokens=20, and now it is 21: give another --rows"
+    ):
+        KeptRows(file, {**ABOUT, "max_tokens": 21})
+    with pytest.raises(SettingError, match=r"holds draft rows of example 1 for another prompt.*another --rows"):
+        kept(engine, [examples[0], Example("1", words(tiny, 5))], file, [0])
+    assert file.read_bytes() == before
+    entry = json.loads(before.decode().split("\n")[1])
+    entry["rows"]["radius"].pop()
+    file.write_text(before.decode().split("\n")[0] + "\n" + json.dumps(entry) + "\n")
+    with pytest.raises(SettingError, match=r"is no file of draft rows .*columns of several lengths"):
+        KeptRows(file, ABOUT)

@@ -15,6 +15,7 @@ import torch
 from dropmatch.errors import ModelError, SettingError
 from dropmatch.evaluation.paper import encoders
 from dropmatch.evaluation.paper.encoders import Entailment, SentenceEncoder
+from dropmatch.evaluation.paper.kept import Numbers
 from dropmatch.evaluation.paper.paths import NO_DROPOUT, all_paths
 from dropmatch.evaluation.paper.paths import Path as HeadPath
 from dropmatch.evaluation.paper.similarity import check_heads, similarities, similarity_sheets
@@ -185,6 +186,31 @@ def test_every_pair_of_heads_is_compared(
     assert len(sheets) == 1 + 3 * 2
     assert all(len(row) == len(sheet.headings) for sheet in sheets for row in sheet.rows)
     assert sheets[0].rows[-1][:3] == ("paper, p=0.1 and p=0.3", "about 0.9", "about 0.60 to 0.65")
+
+
+def test_pairs_that_are_known_are_not_asked_again(
+    said: tuple[list[Example], Texts], encoder_folder: Path, nli_folder: Path, tmp_path: Path
+) -> None:
+    class Counting(Entailment):
+        def probabilities(self, premises: Sequence[str], hypotheses: Sequence[str]) -> list[float]:
+            asked.extend(zip(premises, hypotheses, strict=True))
+            if len(asked) > 20 and stop:
+                raise KeyboardInterrupt
+            return super().probabilities(premises, hypotheses)
+
+    asked, stop = list[tuple[str, str]](), True
+    examples, texts = said
+    encoder, entailment, file = SentenceEncoder(str(encoder_folder)), Counting(str(nli_folder)), tmp_path / "nli.jsonl"
+    arguments = (examples, texts, [0.5], 3, [0, 1], encoder, entailment, Quiet())
+    with pytest.raises(KeyboardInterrupt):
+        similarities(*arguments, Numbers(file))
+    lines, stop = len(file.read_text().splitlines()), False
+    assert 0 < lines <= 20
+    asked.clear()
+    found = similarities(*arguments, Numbers(file))
+    assert len(asked) == len(set(asked)) == len(file.read_text().splitlines()) - lines
+    expected = similarities(*arguments[:6], Entailment(str(nli_folder)), Quiet())
+    assert found["rows"][0]["entailment"] == [pytest.approx(row, abs=1e-6) for row in expected["rows"][0]["entailment"]]
 
 
 def test_without_a_model_for_it_entailment_is_left_out(said: tuple[list[Example], Texts], encoder_folder: Path) -> None:

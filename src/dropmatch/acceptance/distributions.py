@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dropmatch.acceptance.evidence import Evidence, Verdict
 from dropmatch.config import AcceptanceConfig
+from dropmatch.divergence import js_divergence
 from dropmatch.heads.support import constrained
 
 
@@ -23,6 +24,20 @@ def draft_log_probs(evidence: Evidence) -> Tensor:
     _, draft, _ = constrained(evidence)
     assert draft is not None
     return draft.float().log_softmax(dim=1)
+
+
+def clean_entropy(evidence: Evidence, log_p: Tensor) -> Tensor:
+    """Entropy in nats of the clean distribution log p [N, V], or what the evidence knows of it: [N] fp32."""
+    if evidence.clean_entropy is not None:
+        return evidence.clean_entropy
+    return -(log_p.exp() * log_p.clamp_min(-1e4)).sum(dim=1)
+
+
+def draft_distance(evidence: Evidence, log_p: Tensor) -> Tensor:
+    """JS(draft ‖ clean) with the clean distribution log p [N, V], or what the evidence knows of it: [N] fp32."""
+    if evidence.draft_distance is not None:
+        return evidence.draft_distance
+    return js_divergence(draft_log_probs(evidence), log_p)
 
 
 def probability_of(evidence: Evidence, log_probs: Tensor) -> Tensor:

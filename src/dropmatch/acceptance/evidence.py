@@ -53,6 +53,9 @@ class Evidence:
         followed: [N] int64: how many draft tokens right behind this one lossless decoding would accept, this one
             being accepted.
         remaining: [N] int64: how many draft tokens stand behind this one. Both only for rules that look at them.
+        clean_entropy: [N] fp32 entropy of the clean distribution in nats, and
+        draft_distance: [N] fp32 JS(draft ‖ clean), both over the whole vocabulary, where the logits above know it in
+            part only (recorded rounds). None has them computed from the logits.
     """
 
     hidden: Tensor
@@ -66,6 +69,8 @@ class Evidence:
     allowed: Tensor | None = None
     followed: Tensor | None = None
     remaining: Tensor | None = None
+    clean_entropy: Tensor | None = None
+    draft_distance: Tensor | None = None
 
     def __len__(self) -> int:
         return self.draft_tokens.shape[0]

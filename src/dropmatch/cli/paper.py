@@ -9,8 +9,6 @@ import typer
 from dropmatch.cli import options as o
 from dropmatch.cli import paper_options as p
 from dropmatch.cli import paper_session as s
-from dropmatch.cli.console import error_console, say
-from dropmatch.cli.failures import INTERRUPTED
 from dropmatch.cli.session import quiet_libraries
 from dropmatch.errors import SettingError
 
@@ -19,7 +17,7 @@ The paper's own analyses on any models, each beside the numbers that the paper h
 arXiv 2603.03333. Heads are the paper's: K dropout masks, drawn anew at every position.
 
   dropmatch paper latency
-  dropmatch paper heads --task humaneval --limit 20 --texts texts.jsonl
+  dropmatch paper heads --task humaneval --limit 20
   dropmatch paper divergence --task questions.jsonl --seeds 0,1,2 --json divergence.json
   dropmatch paper speculative --task gsm8k_cot --limit 50 --out results/table6
 """
@@ -41,7 +39,7 @@ def heads_command(
     draft: p.DraftAlone = None,
     dtype: o.DType = "auto",
     device: o.Device = None,
-    texts: p.Texts = None,
+    texts: p.Texts = Path("table1.jsonl"),
     json_file: p.JsonFile = None,
     color: p.Color = None,
 ) -> None:
@@ -52,29 +50,35 @@ def heads_command(
     drafts. Texts of all heads are decoded together. If heads are as good as
     the model itself, what they agree on is worth accepting.
 
-    Example: dropmatch paper heads --task humaneval --dropout 0.1,0.3 --limit 20 --texts texts.jsonl
+    Example: dropmatch paper heads --task humaneval --dropout 0.1,0.3 --limit 20
     """
     from dropmatch import models
     from dropmatch.evaluation.bench.progress import Bar
     from dropmatch.evaluation.paper.heads import check_task, heads_sheet, score_heads
-    from dropmatch.evaluation.paper.paths import all_paths
+    from dropmatch.evaluation.paper.kept import Numbers
+    from dropmatch.evaluation.paper.paths import NO_DROPOUT, all_paths
 
     settings = s.checked(ctx.params)
     chosen, examples = s.task_of(settings)
     check_task(chosen)
     if draft is not None:
         models.where(draft)  # a name of no known form shows before the hours of decoding
-    engine = s.target_alone(target, settings)
-    dropouts, mask_seeds = settings["dropout"], settings["seeds"]
-    found = s.decoded(engine, target, settings, examples, dropouts, texts)
+    dropouts, mask_seeds, run = settings["dropout"], settings["seeds"], s.Run()
+    paths, scores = all_paths(dropouts, heads, mask_seeds), Numbers(s.beside(texts, "scores"))
+    found = s.decoded(run, target, settings, examples, paths, texts)
     alone = None
-    if draft is not None:
-        beside = None if texts is None else texts.with_name(f"{texts.stem}.draft{texts.suffix}")
-        alone = s.decoded(s.target_alone(draft, settings), draft, settings, examples, [], beside)
-    with Bar(len(all_paths(dropouts, heads, mask_seeds)) + (alone is not None), "paths scored") as bar:
-        result = score_heads(chosen, examples, found, dropouts, heads, mask_seeds, bar, alone)
-    s.show([heads_sheet(result, chosen.name, len(mask_seeds))], color)
-    s.write(json_file, "heads", settings, result, engine.model.device)
+    if draft is not None and not run.stopped:
+        alone = s.decoded(run, draft, settings, examples, [NO_DROPOUT], s.beside(texts, "draft"))
+    if run.stopped:
+        examples, alone = found.whole(examples, paths), None
+    result = None
+    if examples:
+        with run, Bar(len(paths) + (alone is not None), "paths scored") as bar:
+            result = score_heads(chosen, examples, found, dropouts, heads, mask_seeds, bar, alone, scores)
+    if result is not None:
+        s.show([heads_sheet(result, chosen.name, len(mask_seeds))], color)
+        s.write(json_file, "heads", settings, result, found.kept.machine, run)
+    run.leave()
 
 
 @app.command("majority")
@@ -94,6 +98,7 @@ def majority_command(
     dtype: o.DType = "auto",
     draft_weights: p.DenseDraftWeights = "dense",
     device: o.Device = None,
+    rows: p.Rows = p.TABLES_2_AND_3,
     json_file: p.JsonFile = None,
     color: p.Color = None,
 ) -> None:
@@ -101,17 +106,20 @@ def majority_command(
 
     Over all draft tokens of a speculative run by js, exact matches too. The
     paper's ratios are of the rows that eq. 6 does not accept, where eq. 7 (the
-    majority) decides; those of all rows stand beside them.
+    majority) decides; those of all rows stand beside them. The rows are kept,
+    and paper divergence with the same settings is made of them too.
 
     Example: dropmatch paper majority --task humaneval --limit 20 --seeds 0,1,2
     """
     from dropmatch.evaluation.paper.majority import majorities, majority_sheet
 
-    settings = s.checked(ctx.params)
-    chosen, by_seed, where = s.rows_of(settings)
-    result = majorities(by_seed, heads)
-    s.show([majority_sheet(result, chosen.name, len(by_seed))], color)
-    s.write(json_file, "majority", settings, result, where)
+    settings, run = s.checked(ctx.params), s.Run()
+    chosen, by_seed, where = s.rows_of(run, settings, rows)
+    if by_seed:
+        result = majorities(by_seed, heads)
+        s.show([majority_sheet(result, chosen.name, len(by_seed))], color)
+        s.write(json_file, "majority", settings, result, where, run)
+    run.leave()
 
 
 @app.command("divergence")
@@ -131,6 +139,7 @@ def divergence_command(
     dtype: o.DType = "auto",
     draft_weights: p.DenseDraftWeights = "dense",
     device: o.Device = None,
+    rows: p.Rows = p.TABLES_2_AND_3,
     json_file: p.JsonFile = None,
     color: p.Color = None,
 ) -> None:
@@ -139,17 +148,20 @@ def divergence_command(
     Over all draft tokens of a speculative run by js, exact matches too:
     dispersed rows, which eq. 6 accepts, and concentrated ones, which eq. 7
     alone accepts: there the heads are nearly one, and eq. 6 refuses what is
-    hardly farther away.
+    hardly farther away. The rows are kept, and paper majority with the same
+    settings is made of them too.
 
     Example: dropmatch paper divergence --task questions.jsonl --limit 20 --seeds 0,1,2
     """
     from dropmatch.evaluation.paper.divergence import divergence_sheet, divergences
 
-    settings = s.checked(ctx.params)
-    chosen, by_seed, where = s.rows_of(settings)
-    result = divergences(by_seed)
-    s.show([divergence_sheet(result, chosen.name, len(by_seed))], color)
-    s.write(json_file, "divergence", settings, result, where)
+    settings, run = s.checked(ctx.params), s.Run()
+    chosen, by_seed, where = s.rows_of(run, settings, rows)
+    if by_seed:
+        result = divergences(by_seed)
+        s.show([divergence_sheet(result, chosen.name, len(by_seed))], color)
+        s.write(json_file, "divergence", settings, result, where, run)
+    run.leave()
 
 
 @app.command("latency")
@@ -201,6 +213,7 @@ def batches_command(
     draft: o.Draft = None,
     dtype: o.DType = "auto",
     out: p.Out = Path("table5"),
+    report_only: p.ReportOnly = False,
     json_file: p.JsonFile = None,
     color: p.Color = None,
 ) -> None:
@@ -213,10 +226,17 @@ def batches_command(
     """
     from dropmatch.engines.vllm.environment import require_vllm
     from dropmatch.evaluation.bench.plan import parse_tasks
-    from dropmatch.evaluation.paper.batches import batch_plans, batches_sheet, measure_batches
+    from dropmatch.evaluation.paper.batches import (
+        batch_folder,
+        batch_plans,
+        batches_sheet,
+        batches_table,
+        measure_batches,
+    )
 
-    require_vllm()
-    settings = s.checked(ctx.params)
+    if not report_only:
+        require_vllm()
+    settings, run = s.checked(ctx.params), s.Run()
     values = {"target": target, "draft": draft, "dtype": dtype, "limit": limit, "max_tokens": max_tokens, "raw": raw}
     plans = batch_plans(
         {**values, "tasks": parse_tasks([task])},
@@ -226,9 +246,16 @@ def batches_command(
         dropout,
         settings["seeds"],
     )
-    result = measure_batches(plans, out)
-    s.show([batches_sheet(result, len(settings["seeds"]))], color)
-    s.write(json_file, "batches", settings, result, out / f"batch-{next(iter(plans))}")
+    if not report_only:
+        with run:
+            measure_batches(plans, out)
+    result = batches_table(plans, out)
+    if result["batches"]:
+        s.show([batches_sheet(result, len(settings["seeds"]))], color)
+        s.write(json_file, "batches", settings, result, batch_folder(out, next(iter(result["batches"]))), run)
+    elif report_only:
+        raise SettingError(f"{out} holds no benchmark of these batch sizes")
+    run.leave()
 
 
 @app.command("speculative")
@@ -265,7 +292,8 @@ def speculative_command(
     """
     from dropmatch.evaluation.bench.plan import parse_tasks
     from dropmatch.evaluation.bench.store import Store
-    from dropmatch.evaluation.bench.worker import run, tasks_of
+    from dropmatch.evaluation.bench.worker import run as run_benchmark
+    from dropmatch.evaluation.bench.worker import tasks_of
     from dropmatch.evaluation.paper.speculative import speculative_plan, speculative_sheets, speculative_table
 
     settings = s.checked(ctx.params)
@@ -277,20 +305,16 @@ def speculative_command(
     lengths = p.integers(draft_length, "--draft-length")
     plan = speculative_plan(values, lengths, heads, dropout, settings["seeds"], evaluation)
     tasks = tasks_of(plan)
-    interrupted = False
+    run = s.Run()
     if report_only and not (out / "plan.json").exists():
         raise SettingError(f"{out} holds no benchmark")
     if not report_only:
-        try:
-            run(plan, out, tasks)
-        except KeyboardInterrupt:
-            interrupted = True
-            say(error_console(color), "", "interrupted: give the same command again to go on")
+        with run:
+            run_benchmark(plan, out, tasks)
     result = speculative_table(plan, Store(out, plan), {each.name: each.metric for each in tasks})
     s.show(speculative_sheets(result, len(settings["seeds"])), color)
-    s.write(json_file, "speculative", settings, result, out)
-    if interrupted:
-        raise typer.Exit(INTERRUPTED)
+    s.write(json_file, "speculative", settings, result, out, run)
+    run.leave()
 
 
 @app.command("similarity")
@@ -308,7 +332,7 @@ def similarity_command(
     device: o.Device = None,
     encoder: p.Encoder = None,
     nli: p.Nli = None,
-    texts: p.Texts = None,
+    texts: p.Texts = Path("figure3.jsonl"),
     json_file: p.JsonFile = None,
     color: p.Color = None,
 ) -> None:
@@ -318,10 +342,12 @@ def similarity_command(
     pairs: cosine of sentence embeddings, and entailment where --nli names a
     model for it.
 
-    Example: dropmatch paper similarity --task questions.jsonl --limit 20 --texts texts.jsonl
+    Example: dropmatch paper similarity --task questions.jsonl --limit 20
     """
     from dropmatch.evaluation.bench.progress import Bar
     from dropmatch.evaluation.paper.encoders import Entailment, SentenceEncoder
+    from dropmatch.evaluation.paper.kept import Numbers
+    from dropmatch.evaluation.paper.paths import all_paths
     from dropmatch.evaluation.paper.similarity import check_heads, similarities, similarity_sheets
 
     settings = s.checked(ctx.params)
@@ -331,10 +357,16 @@ def similarity_command(
     # before the hours of decoding: a name that cannot be had shows at once
     comparer = SentenceEncoder(encoder, device)
     entailment = None if nli is None else Entailment(nli, device)
-    engine = s.target_alone(target, settings)
-    dropouts, mask_seeds = settings["dropout"], settings["seeds"]
-    found = s.decoded(engine, target, settings, examples, dropouts, texts)
-    with Bar(len(dropouts) * len(mask_seeds), "sets of texts compared") as bar:
-        result = similarities(examples, found, dropouts, heads, mask_seeds, comparer, entailment, bar)
-    s.show(similarity_sheets(result, chosen.name, len(mask_seeds)), color)
-    s.write(json_file, "similarity", settings, result, engine.model.device)
+    dropouts, mask_seeds, run = settings["dropout"], settings["seeds"], s.Run()
+    paths, entails = all_paths(dropouts, heads, mask_seeds), Numbers(s.beside(texts, "entailment"))
+    found = s.decoded(run, target, settings, examples, paths, texts)
+    if run.stopped:
+        examples = found.whole(examples, paths)
+    result = None
+    if examples:
+        with run, Bar(len(dropouts) * len(mask_seeds), "sets of texts compared") as bar:
+            result = similarities(examples, found, dropouts, heads, mask_seeds, comparer, entailment, bar, entails)
+    if result is not None:
+        s.show(similarity_sheets(result, chosen.name, len(mask_seeds)), color)
+        s.write(json_file, "similarity", settings, result, found.kept.machine, run)
+    run.leave()

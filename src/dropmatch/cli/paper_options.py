@@ -119,16 +119,26 @@ DenseDraftWeights = Annotated[
     ),
 ]
 Texts = Annotated[
-    Path | None,
+    Path,
     typer.Option(
         "--texts",
         metavar="FILE",
-        show_default=False,
         rich_help_panel=o.OUTPUT,
-        help="Keep the texts in this JSONL file. Given again, a run that was stopped goes on; paper heads and paper "
-        "similarity may share one.",
+        help="The JSONL file of the texts; what is found out about them goes into one beside it. Given again, a run "
+        "goes on where it was stopped; paper heads and paper similarity may share one.",
     ),
 ]
+Rows = Annotated[
+    Path,
+    typer.Option(
+        "--rows",
+        metavar="FILE",
+        rich_help_panel=o.OUTPUT,
+        help="The JSONL file of the draft rows, the same for paper majority and paper divergence: what is there is not "
+        "decoded again. Given again, a run goes on where it was stopped.",
+    ),
+]
+TABLES_2_AND_3 = Path("tables2-3.jsonl")
 JsonFile = Annotated[
     Path | None,
     typer.Option(

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dropmatch.engines.hf.engine import Engine
+    from dropmatch.evaluation.lab import Record
 
+KEEP_EVERY = 8  # prompts after which the file is written, for what no one can catch
 RECORDING = "Recording"
 Out = Annotated[
     Path,
@@ -96,6 +98,7 @@ def record(
     Of each draft token that is not the target's own: hidden state, likeliest
     tokens of target and draft, and the LM head's rows that rules look at. The
     text goes on by --rule; a record of strict decoding is that of plain texts.
+    The file is written every few prompts, and at Ctrl-C or an error.
 
     Example: dropmatch record rounds.safetensors --prompts questions.jsonl --rows 500
     """
@@ -114,9 +117,21 @@ def record(
     recorder = Recorder(engine, tokens, dropout_heads=dropout_heads)
     encoded = _encoded(engine, texts, settings)
     display = Display(errors, len(texts), 1, 1, settings.sampling.max_tokens)
-    done, interrupted = 0, False
-    with display.running():
-        try:
+    done = 0
+
+    def keep() -> Record:
+        about = {"target": settings.target, "draft": settings.drafter, "settings": settings.as_dict()}
+        found = recorder.record(**about, prompts=done)
+        found.save(out)
+        return found
+
+    def keep_all() -> None:
+        found = keep()
+        size = out.stat().st_size / 2**20
+        say(errors, "", f"{out}: {len(found)} rows of {found.blocks} rounds on {done} prompts, {size:.1f} MiB")
+
+    try:
+        with display.running():
             for ids in encoded:
                 recorder.begin(ids)
                 stream = start(engine, ids, settings, observer=recorder)
@@ -129,19 +144,15 @@ def record(
                 done += 1
                 if rows is not None and len(recorder) >= rows:
                     break
-        except KeyboardInterrupt:
-            interrupted = True
-    found = recorder.record(
-        target=settings.target,
-        draft=settings.drafter,
-        settings=settings.as_dict(),
-        prompts=done,
-    )
-    found.save(out)
-    size = out.stat().st_size / 2**20
-    say(errors, "", f"{out}: {len(found)} rows of {found.blocks} rounds on {done} prompts, {size:.1f} MiB")
-    if interrupted:
-        raise typer.Exit(INTERRUPTED)
+                if done % KEEP_EVERY == 0 and len(recorder):
+                    keep()
+    except BaseException as error:  # whatever it is, the rounds before it are good
+        if len(recorder):
+            keep_all()
+        if isinstance(error, KeyboardInterrupt):
+            raise typer.Exit(INTERRUPTED) from None
+        raise
+    keep_all()
 
 
 def _encoded(engine: Engine, prompts: list[str], settings: Settings) -> list[Tensor]:

@@ -6,11 +6,10 @@ arXiv 2502.20704.
 
 from __future__ import annotations
 
-from dropmatch.acceptance.distributions import clean_log_probs, draft_log_probs, lossy, probability_of
+from dropmatch.acceptance.distributions import clean_log_probs, draft_distance, lossy, probability_of
 from dropmatch.acceptance.evidence import Evidence, Verdict
 from dropmatch.acceptance.registry import Parameter, Rule, register
 from dropmatch.config import AcceptanceConfig
-from dropmatch.divergence import js_divergence
 from dropmatch.heads import Cluster
 
 
@@ -22,7 +21,7 @@ def judge_fuzzy(evidence: Evidence, cluster: Cluster | None, config: AcceptanceC
     """
     assert config.threshold is not None
     log_p = clean_log_probs(evidence)  # [N, V]
-    distance = js_divergence(draft_log_probs(evidence), log_p)  # [N]
+    distance = draft_distance(evidence, log_p)  # [N]
     verdict = lossy(distance <= config.threshold, "fuzzy", probability_of(evidence, log_p), config)
     return verdict.with_numbers(distance=distance)
 

@@ -6,7 +6,7 @@ section 2.3.1.
 
 from __future__ import annotations
 
-from dropmatch.acceptance.distributions import clean_log_probs, lossy, probability_of
+from dropmatch.acceptance.distributions import clean_entropy, clean_log_probs, lossy, probability_of
 from dropmatch.acceptance.evidence import Evidence, Verdict
 from dropmatch.acceptance.registry import Parameter, Rule, register
 from dropmatch.config import AcceptanceConfig
@@ -22,8 +22,7 @@ def judge_typical(evidence: Evidence, cluster: Cluster | None, config: Acceptanc
     assert config.threshold is not None
     assert config.delta is not None
     log_p = clean_log_probs(evidence)  # [N, V]
-    p = log_p.exp()
-    entropy = -(p * log_p.clamp_min(-1e4)).sum(dim=1)  # [N]
+    entropy = clean_entropy(evidence, log_p)  # [N]
     probability = probability_of(evidence, log_p)  # [N]
     bound = (config.delta * (-entropy).exp()).clamp_max(config.threshold)
     return lossy(probability > bound, "typical", probability, config)

@@ -3,9 +3,10 @@
 Of a draft token that is the clean one nothing but that is kept. Of the others, the N rows: the hidden state; the
 logits of target and draft for the S likeliest tokens of either, and the log-sum-exp of the rest; and once, for
 all of them, the rows of the LM head that heads are made with. When a row is rebuilt over the vocabulary, the rest is
-spread evenly over the tokens that were not kept: an entropy over the whole vocabulary (typical) is no smaller and a
-divergence (fuzzy) no larger than the live one, though close to it, so that these two rules may accept a little more;
-all else is the same.
+spread evenly over the tokens that were not kept. Two rules look at the whole vocabulary and would notice: what they
+look at there, an entropy (typical) and a divergence (fuzzy), is kept as a number a row. Records of earlier versions
+lack these numbers: the entropy is then no smaller and the divergence no larger than the live one, though close to
+it, so that these two rules may accept a little more.
 
 R draft tokens in all, N of them mismatches, S tokens kept a row, U rows of the head, V tokens in the vocabulary.
 """
@@ -13,6 +14,7 @@ R draft tokens in all, N of them mismatches, S tokens kept a row, U rows of the 
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +31,10 @@ from dropmatch.errors import SettingError
 from dropmatch.heads import Finish, gathered_logits
 
 FORMAT = "dropmatch record 1"
+WHOLE_VOCABULARY = {
+    "typical": "clean_entropy",
+    "fuzzy": "draft_distance",
+}  # the number that makes a rule's verdict exact
 
 
 @dataclass(frozen=True)
@@ -39,8 +45,9 @@ class Record:
         tensors: by name. Of the R draft tokens: `block` (which draft), `exact` bool, `row` (which of the N rows, -1
             for an exact match). Of the N rows: `hidden` [N, d], `ids`, `clean`, `draft` [N, S] (`draft` is absent if
             the drafter has no distribution), `clean_rest`, `draft_rest` [N], `draft_tokens`, `clean_tokens`,
-            `seeds`, `positions`, `followed`, `remaining` [N], `allowed` [N] bool. Of the head: `head_ids` [U], in
-            order, `head_rows` [U, d], `head_bias` [U]; absent if it has no rows to gather.
+            `seeds`, `positions`, `followed`, `remaining` [N], `allowed` [N] bool; `clean_entropy`, `draft_distance` [N]
+            as `Evidence` has them, absent from records of earlier versions. Of the head: `head_ids` [U], in order,
+            `head_rows` [U, d], `head_bias` [U]; absent if it has no rows to gather.
         about: target, draft, settings and versions; `vocab` and `draft_vocab`; `tokens`, how many of the target's
             likeliest tokens were kept, and `dropout_heads`, whether the head's rows are kept for all of them;
             `scale` and `cap` of `Finish`; `texts`, what the tokens judged say, by id; `contexts`, what stands before
@@ -60,9 +67,11 @@ class Record:
         return int(self.tensors["block"].max()) + 1 if len(self.tensors["block"]) else 0
 
     def save(self, path: Path) -> None:
-        """Write the file."""
+        """Write the file: aside first, so that one that is there stays whole until the new one is."""
         metadata = {"format": FORMAT, "about": json.dumps(self.about, ensure_ascii=False)}
-        save_file({name: value.contiguous() for name, value in self.tensors.items()}, path, metadata)
+        aside = path.with_name(f"{path.name}.tmp")
+        save_file({name: value.contiguous() for name, value in self.tensors.items()}, aside, metadata)
+        os.replace(aside, path)
 
     @staticmethod
     def load(path: Path) -> Record:
@@ -81,6 +90,17 @@ class Record:
         except (OSError, SafetensorError) as error:
             raise SettingError(f"cannot read the record {path}: {error}") from error
 
+    @property
+    def draft_length(self) -> int:
+        """L, or the longest draft where nothing says what L was."""
+        told = (self.about.get("settings") or {}).get("draft_length")
+        return told or int(self.tensors["block"].bincount().max())
+
+    def approximates(self, config: AcceptanceConfig) -> bool:
+        """Whether verdicts are close to the live ones only, since a number is missing."""
+        number = WHOLE_VOCABULARY.get(config.rule)
+        return number is not None and number not in self.tensors
+
     @cached_property
     def head(self) -> RecordedHead | None:
         """The LM head as far as it was recorded; None if it has no rows."""
@@ -90,10 +110,19 @@ class Record:
         """Refuse settings that need more than was recorded.
 
         Raises:
-            SettingError: the rule needs the draft's distribution or heads that are not there, or more tokens.
+            SettingError: the rule needs the draft's distribution or heads that are not there, more tokens, longer
+                drafts, or exact matches.
         """
         rule, kept = get_rule(config.rule), self.about["tokens"]
+        if config.evaluation == "eager":
+            raise SettingError(
+                "evaluation='eager' asks about exact matches too, of which a record keeps nothing: leave it out"
+            )
         rule.check_drafter("draft" in self.tensors, "the drafter of this record")
+        try:
+            rule.check_window(config.window, self.draft_length)
+        except SettingError as error:
+            raise SettingError(f"this record's drafts are too short: {error}") from None
         if (config.candidates or 0) > kept:
             raise SettingError(f"candidates={config.candidates} needs more tokens than this record keeps ({kept})")
         if not rule.needs_heads:
@@ -125,7 +154,8 @@ class Record:
         """Some of the N rows, over the whole vocabulary."""
         t = {name: value[rows] for name, value in self.tensors.items() if not name.startswith("head_")}
         ids = t["ids"].long()
-        small = ("draft_tokens", "clean_tokens", "seeds", "positions", "allowed", "followed", "remaining")
+        small = ["draft_tokens", "clean_tokens", "seeds", "positions", "allowed", "followed", "remaining"]
+        small += [name for name in WHOLE_VOCABULARY.values() if name in t]
         return Evidence(
             hidden=t["hidden"],
             clean_logits=_spread(ids, t["clean"], t["clean_rest"], self.about["vocab"]),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dropmatch.acceptance import Evidence
+from dropmatch.acceptance.distributions import clean_entropy, clean_log_probs, draft_distance
 from dropmatch.decoding.verify import following
 from dropmatch.environment import versions
 from dropmatch.errors import SettingError
@@ -170,7 +171,23 @@ class Recorder:
             draft, draft_rest = Vocabulary(rows.draft_logits[:, :vocab]).split(ids)
             self._draft_vocab = vocab
             kept |= {"draft": draft.to(rows.draft_logits.dtype), "draft_rest": draft_rest}
+        kept |= _over_whole_vocabulary(rows)
         return {name: value.cpu() for name, value in kept.items()}
+
+
+def _over_whole_vocabulary(rows: Evidence) -> dict[str, Tensor]:
+    """What rules see of the whole vocabulary, as numbers of m rows.
+
+    One row at a time, as verdicts are asked on a CPU: several are added up in another order.
+    """
+    found: dict[str, list[Tensor]] = {"clean_entropy": [], "draft_distance": []}
+    for i in range(len(rows)):
+        row = rows.rows(slice(i, i + 1))
+        log_p = clean_log_probs(row)  # [1, V]
+        found["clean_entropy"].append(clean_entropy(row, log_p))
+        if row.draft_logits is not None:
+            found["draft_distance"].append(draft_distance(row, log_p))
+    return {name: torch.cat(values) for name, values in found.items() if values}
 
 
 def _places(drafts: list[Tensor]) -> dict[str, Tensor]:

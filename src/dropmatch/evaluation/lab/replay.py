@@ -2,6 +2,7 @@
 
 A record was made along the text of one rule. Under another the text would have gone on otherwise after the first
 token that only one of them accepts, so the acceptance length of a replay is that of the same drafts, not of a run.
+Its intervals are of other drafts along such texts, drawn anew from the recorded ones.
 
 R draft tokens in all, N of them mismatches.
 """
@@ -12,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +21,7 @@ from dropmatch.acceptance import Verdict, judge
 from dropmatch.config import AcceptanceConfig
 from dropmatch.errors import SettingError
 from dropmatch.evaluation.lab.record import Record
+from dropmatch.evaluation.statistics import sums_ratio_intervals
 from dropmatch.rule_text import parse_rule
 
 CHUNK = 32
@@ -93,12 +96,15 @@ def compare(record: Record, configs: Mapping[str, AcceptanceConfig]) -> dict[str
 
     Of each rule: `acceptance_length`, committed tokens a round of the recorded drafts; `accepted_pct` of the rows it
     reaches; of the tokens it accepts there, `mean_probability` under the target and `unlikely_pct`, the share
-    below 0.05; `alone`, rows that it accepts and no other of the rules does; `agreement_pct` with each of the others
-    over all rows.
+    below 0.05; `intervals` of these four by name, 95 % bootstrap intervals over drafts; `alone`, rows that it accepts
+    and no other of the rules does; `agreement_pct` with each of the others over all rows; `exact_agreement_pct`, the
+    share of all draft tokens that it accepts or refuses as exact match does; `approximate`, whether a number is
+    missing in the record that its verdicts need.
     """
     found = {name: replay(record, config) for name, config in configs.items()}
     draft, _ = probabilities(record)
     accepts = torch.stack([each.verdict.accept for each in found.values()])  # [rules, N]
+    intervals = _intervals(record, found, draft)
     result = {}
     for i, (name, each) in enumerate(found.items()):
         others = torch.cat([accepts[:i], accepts[i + 1 :]]).any(dim=0)
@@ -111,7 +117,10 @@ def compare(record: Record, configs: Mapping[str, AcceptanceConfig]) -> dict[str
             "accepted_pct": _percent(each.verdict.accept, each.reached),
             "mean_probability": float(liked.mean()) if len(liked) else None,
             "unlikely_pct": _percent(liked < UNLIKELY, torch.ones_like(liked, dtype=torch.bool)),
+            "intervals": intervals[name],
             "alone": int((accepts[i] & ~others).sum()),
+            "exact_agreement_pct": 100 * (1 - int(accepts[i].sum()) / len(record.tensors["block"])),
+            "approximate": record.approximates(configs[name]),
             "agreement_pct": {
                 other: 100 * float((accepts[i] == accepts[j]).double().mean()) for j, other in enumerate(found)
             },
@@ -124,6 +133,32 @@ def compare(record: Record, configs: Mapping[str, AcceptanceConfig]) -> dict[str
         "exact_acceptance_length": 1.0 + float(exact.lengths.double().mean()),
         "rules": result,
         "alone": {name: _examples(record, accepts, i) for i, name in enumerate(found)},
+    }
+
+
+def _intervals(record: Record, found: Mapping[str, Replayed], draft: Tensor) -> dict[str, dict[str, Any]]:
+    """Low and high of what a rule comes to, by rule and name; draft: [N], what the target gives the draft tokens."""
+    block = record.tensors["block"][record.tensors["row"] >= 0].long()  # [N]
+
+    def by_draft(values: Tensor) -> np.ndarray:
+        """[N] -> [blocks]"""
+        return torch.zeros(record.blocks, dtype=torch.float64).index_add_(0, block, values.double()).numpy()
+
+    names = ("acceptance_length", "accepted_pct", "mean_probability", "unlikely_pct")
+    columns = []  # above and below of each ratio
+    for each in found.values():
+        taken = each.reached & each.verdict.accept
+        count = by_draft(taken)
+        columns += [
+            (1.0 + each.lengths.double().numpy(), np.ones(record.blocks)),
+            (100 * count, by_draft(each.reached)),
+            (by_draft(taken * draft), count),
+            (100 * by_draft(taken & (draft < UNLIKELY)), count),
+        ]
+    above, below = (np.stack(side, axis=1) for side in zip(*columns, strict=True))
+    ends = [None if each is None else [each.low, each.high] for each in sums_ratio_intervals(above, below)]
+    return {
+        name: dict(zip(names, ends[len(names) * i : len(names) * (i + 1)], strict=True)) for i, name in enumerate(found)
     }
 
 

@@ -50,16 +50,12 @@ def batch_plans(
     return {batch: Plan.from_values({**common, "batch": batch}) for batch in batches}
 
 
-def measure_batches(plans: Mapping[int, Plan], folder: Path) -> dict[str, Any]:
-    """Run what is missing, and sum up.
+def measure_batches(plans: Mapping[int, Plan], folder: Path) -> None:
+    """Run what is missing.
 
     Args:
         plans: by batch size, of one task.
         folder: of all benchmarks.
-
-    Returns:
-        For JSON: by batch size `over_strict` (over seeds; of one seed with its bootstrap interval),
-        `acceptance_length` and `tokens_per_second` of both, `groups`, and what crashed.
 
     Raises:
         SettingError: vLLM is not there, or a batch cannot be filled; nothing was generated.
@@ -74,11 +70,36 @@ def measure_batches(plans: Mapping[int, Plan], folder: Path) -> dict[str, Any]:
                 f"a batch of {plan.batch} needs as many examples, and {tasks[0].name} gives {examples}: raise --limit, "
                 "or leave that batch size out"
             )
+    for batch, plan in plans.items():
+        # no group that does not fill a batch
+        run(replace(plan, limit=examples // batch * batch), batch_folder(folder, batch), tasks)
+
+
+def batch_folder(folder: Path, batch: int) -> Path:
+    """Of the benchmark of a batch size."""
+    return folder / f"batch-{batch}"
+
+
+def batches_table(plans: Mapping[int, Plan], folder: Path) -> dict[str, Any]:
+    """Table 5 of what the folders hold, a part of a run too.
+
+    Args:
+        plans: by batch size, of one task.
+        folder: of all benchmarks.
+
+    Returns:
+        For JSON: by batch size, of those that were begun, `over_strict` (over seeds; of one seed with its bootstrap
+        interval), `acceptance_length` and `tokens_per_second` of both, `groups`, and what crashed.
+
+    Raises:
+        SettingError: a folder holds a benchmark of other settings.
+    """
+    tasks = tasks_of(next(iter(plans.values())))
     found = {}
     for batch, plan in plans.items():
-        plan = replace(plan, limit=examples // batch * batch)  # no group that does not fill a batch
-        where = folder / f"batch-{batch}"
-        run(plan, where, tasks)
+        where = batch_folder(folder, batch)
+        if not (where / "plan.json").exists():
+            continue
         summary = summarise(plan, Store(where, plan), {task.name: task.metric for task in tasks})
         found[str(batch)] = _entry(summary["tasks"][tasks[0].name], plan)
     return {"task": tasks[0].name, "batches": found}

@@ -14,7 +14,7 @@ N rows, K heads, S tokens in the support.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -24,11 +24,11 @@ from torch import Tensor
 from dropmatch.acceptance import Evidence
 from dropmatch.config import AcceptanceConfig
 from dropmatch.divergence import js_divergence
-from dropmatch.errors import SettingError
 from dropmatch.evaluation.backends.hf import HuggingFace
-from dropmatch.evaluation.bench.runner import Progress
 from dropmatch.evaluation.tasks import Example
 from dropmatch.heads import Head, build_cluster, rows_per_chunk
+
+_INTEGERS, _YES_OR_NO = ("position", "token", "agreeing"), ("exact", "majority")
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,27 @@ class Rows:
     def only(self, mask: Tensor) -> Rows:
         """Some of the rows: [N] bool."""
         return Rows(**{field.name: getattr(self, field.name)[mask] for field in fields(self)})
+
+    def as_lists(self) -> dict[str, list[Any]]:
+        """Ready for JSON, by name; fp32 loses nothing there."""
+        return {field.name: getattr(self, field.name).tolist() for field in fields(self)}
+
+    @staticmethod
+    def from_lists(values: Mapping[str, Sequence[Any]]) -> Rows:
+        """The rows of `as_lists`.
+
+        Raises:
+            KeyError, TypeError, ValueError: they are none.
+        """
+        columns = {}
+        for field in fields(Rows):
+            dtype = torch.bool if field.name in _YES_OR_NO else torch.float32
+            columns[field.name] = torch.tensor(
+                values[field.name], dtype=torch.int64 if field.name in _INTEGERS else dtype
+            )
+        if len({column.shape for column in columns.values()}) > 1:
+            raise ValueError("columns of several lengths")
+        return Rows(**columns)
 
     @staticmethod
     def join(parts: Sequence[Rows]) -> Rows:
@@ -123,41 +144,23 @@ def _place(token_ids: Tensor, tokens: Tensor) -> Tensor:
 
 
 def draft_rows(
-    engine: Any,
-    examples: Sequence[Example],
-    config: AcceptanceConfig,
-    draft_length: int,
-    max_tokens: int,
-    progress: Progress,
-) -> Rows:
-    """Decode examples by a rule, and ask the heads about their draft rows.
+    engine: Any, example: Example, config: AcceptanceConfig, draft_length: int, max_tokens: int
+) -> tuple[Rows, int]:
+    """Decode an example by a rule, and ask the heads about its draft rows.
 
     Args:
         engine: of the Hugging Face kind, with a drafter that has a distribution.
-        examples: what is decoded, greedily.
+        example: what is decoded, greedily.
         config: the rule and its heads.
         draft_length: L.
-        max_tokens: the most tokens of an example.
-        progress: told of each example.
+        max_tokens: the most tokens.
+
+    Returns:
+        The rows, none if nothing was drafted, and how many tokens the text has.
 
     Raises:
-        SettingError: the drafter has no distribution, a prompt does not fit, or nothing was drafted.
+        SettingError: the drafter has no distribution, or the prompt does not fit.
     """
-    kept: list[Rows] = []
-    for number, example in enumerate(examples, start=1):
-        progress.begin(f"example {number} of {len(examples)}, mask seed {config.mask_seed}")
-        found, tokens = _of_example(engine, example, config, draft_length, max_tokens)
-        kept += found
-        progress.done(tokens, measured=True)
-    if not kept:
-        raise SettingError("no token was drafted: raise max_tokens (at least 2) or draft_length (at least 1)")
-    return Rows.join(kept)
-
-
-def _of_example(
-    engine: Any, example: Example, config: AcceptanceConfig, draft_length: int, max_tokens: int
-) -> tuple[list[Rows], int]:
-    """The rows of one text, and how many tokens it has."""
     asked: list[Rows] = []
 
     def keep(evidence: Evidence, exact: Tensor) -> None:
@@ -176,25 +179,9 @@ def _of_example(
     for _ in stream:
         pass
     if not asked:
-        return [], len(stream.result.token_ids)
+        return Rows.from_lists({field.name: [] for field in fields(Rows)}), len(stream.result.token_ids)
     rows = Rows.join(asked)
     # what stands behind a rejection, or behind the end of the text, is no part of it
     reached = [entry.reason != "not reached" for entries in stream.trace for entry in entries]
     end = stream.result.prompt_tokens + len(stream.result.token_ids)
-    return [rows.only(torch.tensor(reached) & (rows.position < end))], len(stream.result.token_ids)
-
-
-def rows_by_seed(
-    engine: Any,
-    examples: Sequence[Example],
-    configs: Sequence[AcceptanceConfig],
-    draft_length: int,
-    max_tokens: int,
-    progress: Progress,
-) -> dict[int, Rows]:
-    """`draft_rows` for each of some settings that differ in their mask seed, by that seed."""
-    found = {}
-    for config in configs:
-        assert config.mask_seed is not None
-        found[config.mask_seed] = draft_rows(engine, examples, config, draft_length, max_tokens, progress)
-    return found
+    return rows.only(torch.tensor(reached) & (rows.position < end)), len(stream.result.token_ids)

@@ -6,6 +6,7 @@ the task's: Pass@1 in the paper.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -14,11 +15,12 @@ from dropmatch.errors import SettingError
 from dropmatch.evaluation.bench.runner import Progress
 from dropmatch.evaluation.bench.tables import Sheet
 from dropmatch.evaluation.paper import published
+from dropmatch.evaluation.paper.kept import Numbers
 from dropmatch.evaluation.paper.paths import NO_DROPOUT, Path
 from dropmatch.evaluation.paper.settings import over_seeds, spread_text
 from dropmatch.evaluation.paper.texts import Texts
 from dropmatch.evaluation.statistics import mean_interval, paired, share_interval
-from dropmatch.evaluation.tasks import Example, Task
+from dropmatch.evaluation.tasks import Example, Task, digest
 
 Scored = tuple[list[str], list[float]]  # texts and their scores, by example
 
@@ -42,6 +44,7 @@ def score_heads(
     seeds: Sequence[int],
     progress: Progress,
     draft: Texts | None = None,
+    scores: Numbers | None = None,
 ) -> dict[str, Any]:
     """Table 1.
 
@@ -54,16 +57,19 @@ def score_heads(
         seeds: mask seeds.
         progress: told of each path that is scored; there are `all_paths` of them, and one of the draft.
         draft: the texts of the draft model alone, without dropout.
+        scores: what is known of texts already, and learns of the others.
 
     Returns:
         For JSON: `no_dropout` and `draft` (None if it was not asked for) with their score; `rows`, for each p the
         heads with their score over seeds, and the mean over all heads and seeds.
     """
     known: dict[Path, Scored] = {}
+    scores = scores or Numbers()
+    names = [_name(task, example) for example in examples]
 
     def scored(path: Path) -> Scored:
         if path not in known:
-            known[path] = _scored(task, examples, texts, path, progress)
+            known[path] = _scored(task, examples, names, texts, path, progress, scores)
         return known[path]
 
     plain = scored(NO_DROPOUT)
@@ -75,7 +81,7 @@ def score_heads(
             columns.append(_column(head, seeds, [scored(path) for path in paths], plain))
         values = [run["score"]["value"] for column in columns for run in column["seeds"].values()]
         rows.append({"dropout": dropout, "heads": columns, "score": over_seeds(values)})
-    alone = None if draft is None else _entry(_scored(task, examples, draft, NO_DROPOUT, progress))
+    alone = None if draft is None else _entry(_scored(task, examples, names, draft, NO_DROPOUT, progress, scores))
     return {
         "metric": task.metric,
         "examples": len(examples),
@@ -85,13 +91,30 @@ def score_heads(
     }
 
 
-def _scored(task: Task, examples: Sequence[Example], texts: Texts, path: Path, progress: Progress) -> Scored:
+def _name(task: Task, example: Example) -> str:
+    """What a score of its text is kept under: with other data it may be another one."""
+    data = hashlib.sha256(repr(dict(example.data)).encode("utf-8", errors="surrogatepass")).hexdigest()[:16]
+    return " ".join((task.name, str(task.metric), digest(example), data, example.id))
+
+
+def _scored(
+    task: Task,
+    examples: Sequence[Example],
+    names: Sequence[str],
+    texts: Texts,
+    path: Path,
+    progress: Progress,
+    scores: Numbers,
+) -> Scored:
     """Texts and scores of one path."""
     progress.begin(f"scoring p={path.dropout} H{path.head + 1}" if path.dropout else "scoring no dropout")
     found = [texts.of(example, path).text for example in examples]
-    scores = task.score(examples, found)
-    progress.done(0, measured=True)
-    return found, [0.0 if score is None else score for score in scores]
+    values, measured = scores.all_of(
+        list(zip(names, found, strict=True)),
+        lambda rows: task.score([examples[i] for i in rows], [found[i] for i in rows]),
+    )
+    progress.done(0, measured)
+    return found, [0.0 if value is None else value for value in values]
 
 
 def _entry(scored: Scored) -> dict[str, Any]:

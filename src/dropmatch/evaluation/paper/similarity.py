@@ -22,6 +22,7 @@ from dropmatch.evaluation.bench.runner import Progress
 from dropmatch.evaluation.bench.tables import Sheet
 from dropmatch.evaluation.paper import published
 from dropmatch.evaluation.paper.encoders import Entailment, SentenceEncoder
+from dropmatch.evaluation.paper.kept import Numbers
 from dropmatch.evaluation.paper.paths import NO_DROPOUT, Path
 from dropmatch.evaluation.paper.settings import over_seeds, spread_text
 from dropmatch.evaluation.paper.texts import Texts
@@ -49,6 +50,7 @@ def similarities(
     encoder: SentenceEncoder,
     entailment: Entailment | None,
     progress: Progress,
+    entails: Numbers | None = None,
 ) -> dict[str, Any]:
     """Figure 3.
 
@@ -61,6 +63,7 @@ def similarities(
         encoder: makes embeddings.
         entailment: None leaves it out.
         progress: told of each p and seed.
+        entails: what is known of pairs of texts already, and learns of the others.
 
     Returns:
         For JSON: `rows`, for each p: `cosine` and `entailment` as matrices [K][K], means over examples and seeds;
@@ -68,14 +71,14 @@ def similarities(
         `unrelated`, the cosine of texts of different examples (None if there is one example).
     """
     plain = encoder.embed([texts.of(example, NO_DROPOUT).text for example in examples])  # [n, d]
-    rows = []
+    rows, entails = [], entails or Numbers()
     for dropout in dropouts:
         runs = []
         for seed in seeds:
             progress.begin(f"comparing texts, p={dropout:g}, mask seed {seed}")
             paths = [Path(dropout, head, seed) if dropout else NO_DROPOUT for head in range(heads)]
             columns = [[texts.of(example, path).text for example in examples] for path in paths]
-            runs.append(_run(columns, plain, encoder, entailment))
+            runs.append(_run(columns, plain, encoder, entailment, entails))
             progress.done(0, measured=True)
         row: dict[str, Any] = {"dropout": dropout}
         for name in ("cosine", "entailment"):
@@ -94,7 +97,11 @@ def similarities(
 
 
 def _run(
-    columns: Sequence[Sequence[str]], plain: Tensor, encoder: SentenceEncoder, entailment: Entailment | None
+    columns: Sequence[Sequence[str]],
+    plain: Tensor,
+    encoder: SentenceEncoder,
+    entailment: Entailment | None,
+    known: Numbers,
 ) -> dict[str, Any]:
     """One p and seed: the texts of each of K heads, and the embeddings [n, d] of those without dropout."""
     heads, count = len(columns), len(columns[0])
@@ -103,7 +110,7 @@ def _run(
     entails = None
     if entailment is not None:
         entails = torch.tensor(
-            [[_mean(entailment.probabilities(premise, other)) for other in columns] for premise in columns]
+            [[_mean(_entails(entailment, known, premise, other)) for other in columns] for premise in columns]
         )
     pairs = [(i, j) for i in range(heads) for j in range(i)]
     same = [columns[i][n] == columns[j][n] for i, j in pairs for n in range(count)]
@@ -115,6 +122,15 @@ def _run(
         "to_no_dropout": float((embedded * plain).sum(dim=2).mean()),
         "same_text_pct": 100 * sum(same) / len(same),
     }
+
+
+def _entails(entailment: Entailment, known: Numbers, premises: Sequence[str], others: Sequence[str]) -> list[float]:
+    """How likely each premise entails the other text, asked where it is not known."""
+    of = [(entailment.name, premise, other) for premise, other in zip(premises, others, strict=True)]
+    values, _ = known.all_of(
+        of, lambda rows: entailment.probabilities([premises[i] for i in rows], [others[i] for i in rows])
+    )
+    return [float(value) for value in values if value is not None]
 
 
 def _mean(values: Sequence[float]) -> float:

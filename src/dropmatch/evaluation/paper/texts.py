@@ -1,22 +1,17 @@
-"""Texts through heads for all examples of a task, kept in a file if one is given, so that a run can go on.
-
-The file has a line with the settings, then one for each text, with a digest of what its example was. A line at its end
-that was not written out is cut off.
-"""
+"""Texts through heads for all examples of a task, kept in a file if one is given, so that a run can go on."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path as File
 from typing import Any
 
-from dropmatch.errors import SettingError
 from dropmatch.evaluation.backends.base import Output
 from dropmatch.evaluation.bench.runner import Progress
+from dropmatch.evaluation.paper.kept import Kept
 from dropmatch.evaluation.paper.paths import Path, decode_paths
-from dropmatch.evaluation.tasks import Example, digest
+from dropmatch.evaluation.tasks import Example
 
 TOGETHER = 32  # paths decoded at once
 Key = tuple[str, Path]  # example's id
@@ -29,19 +24,17 @@ class Texts:
         file: where they are kept; None keeps them in memory only.
         about: the settings that decide about them: models, task, budget.
 
+    Attributes:
+        kept: the file.
+
     Raises:
         SettingError: the file holds texts of other settings, or is damaged.
     """
 
     def __init__(self, file: File | None, about: Mapping[str, Any]) -> None:
-        self._file, self._found = file, dict[Key, Output]()
-        self._examples = dict[str, str]()  # digests by id
-        if file is None:
-            return
-        if not file.exists() or not file.stat().st_size:
-            self._append(dict(about))
-            return
-        self._load(file, dict(about))
+        self._found = dict[Key, Output]()
+        self.kept = Kept(file, about, "texts", "--texts")
+        self.kept.load(self._take)
 
     def __contains__(self, key: Key) -> bool:
         return key in self._found
@@ -50,55 +43,19 @@ class Texts:
         """The text of an example on a path."""
         return self._found[example.id, path]
 
+    def whole(self, examples: Sequence[Example], paths: Sequence[Path]) -> list[Example]:
+        """The examples whose texts on all of the paths are there."""
+        return [example for example in examples if all((example.id, path) in self for path in paths)]
+
     def add(self, example: Example, path: Path, output: Output) -> None:
         """Keep one."""
         self._found[example.id, path] = output
-        self._examples[example.id] = digest(example)
         kept = {"text": output.text, "tokens": output.tokens, "finish": output.finish}
-        self._append({"id": example.id, "prompt": self._examples[example.id], **asdict(path), **kept})
+        self.kept.add(example, **asdict(path), **kept)
 
-    def check_examples(self, examples: Sequence[Example]) -> None:
-        """Refuse examples that were decoded as something else: no text must count as the answer to another prompt.
-
-        Raises:
-            SettingError: one has another prompt, or another end, than its texts were made with.
-        """
-        for example in examples:
-            now = digest(example)
-            if self._examples.get(example.id, now) != now:
-                raise SettingError(
-                    f"{self._file} holds texts of example {example.id} for another prompt: its data or its task has "
-                    "changed since. Give another --texts, or the same data"
-                )
-
-    def _append(self, line: Mapping[str, Any]) -> None:
-        if self._file is not None:
-            with self._file.open("a", encoding="utf-8") as out:
-                out.write(json.dumps(line, ensure_ascii=False) + "\n")
-
-    def _load(self, file: File, about: dict[str, Any]) -> None:
-        data = file.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
-        try:
-            # not splitlines, which also splits at the line separators of Unicode
-            before, *lines = (json.loads(line) for line in whole.decode("utf-8").split("\n")[:-1])
-            for name, value in about.items():
-                if name not in before or before[name] != value:
-                    raise SettingError(
-                        f"{file} holds texts with {name}={before.get(name)!r}, and now it is {value!r}: give another "
-                        "--texts, or the same settings"
-                    )
-            for line in lines:
-                path = Path(line["dropout"], line["head"], line["seed"])
-                self._examples[line["id"]] = line["prompt"]
-                self._found[line["id"], path] = Output(line["text"], line["tokens"], line["finish"])
-        except SettingError:
-            raise
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise SettingError(f"{file} is no file of texts ({error!r}): give another --texts") from error
-        if len(whole) < len(data):
-            with file.open("r+b") as out:
-                out.truncate(len(whole))
+    def _take(self, line: dict[str, Any]) -> None:
+        path = Path(line["dropout"], line["head"], line["seed"])
+        self._found[line["id"], path] = Output(line["text"], line["tokens"], line["finish"])
 
 
 def decode_all(
@@ -113,7 +70,7 @@ def decode_all(
     """Decode what is missing, example by example; `progress` is told of each.
 
     Args:
-        engine: of the Hugging Face kind.
+        engine: of the Hugging Face kind; None if nothing is missing.
         examples: of a task.
         paths: what each is decoded through.
         max_tokens: the most tokens of a text.
@@ -124,7 +81,9 @@ def decode_all(
     Raises:
         SettingError: an example has changed since its texts were kept, or a prompt does not fit the model's context.
     """
-    texts.check_examples(examples)
+    texts.kept.check_examples(examples)
+    if engine is not None:
+        texts.kept.on(engine.model.device)
     for number, example in enumerate(examples, start=1):
         progress.begin(f"example {number} of {len(examples)}")
         missing = [path for path in paths if (example.id, path) not in texts]
