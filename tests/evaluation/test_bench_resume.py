@@ -23,6 +23,7 @@ from dropmatch.evaluation.bench import worker
 from dropmatch.evaluation.bench.lines import append_lines, read_lines
 from dropmatch.evaluation.bench.lock import alone
 from dropmatch.evaluation.bench.plan import Plan
+from dropmatch.evaluation.bench.runner import work_of
 from dropmatch.evaluation.bench.store import Store
 from dropmatch.evaluation.bench.summary import summarise
 from dropmatch.evaluation.tasks import Example
@@ -175,13 +176,13 @@ def test_a_process_that_ends_early_fails_what_it_left(prompts: list[str], tmp_pa
     plan, task = plan_of("js", "naive:L=8", max_tokens=8), Words(prompts)
     run(plan_of("js", max_tokens=8), tmp_path, Batched(), task)
     for length in (5, 8):
-        worker._note_failure(plan, tmp_path, [task], length, -11)
+        worker._note_failure(plan, tmp_path, work_of(plan, [task]), length, -11)
     store = Store(tmp_path, plan)
     assert sorted(store.failures) == [("words", "naive:L=8"), ("words", "strict:L=8")]
     assert "with L=8 ended with exit code -11" in store.failures["words", "naive:L=8"]
     # texts without scores: they are done, and their scoring is not
     (tmp_path / "scores.jsonl").unlink()
-    worker._note_failure(plan, tmp_path, [task], 5, 1)
+    worker._note_failure(plan, tmp_path, work_of(plan, [task]), 5, 1)
     assert Store(tmp_path, plan).failures["words", "js"].startswith("scoring: the process that ran vLLM with L=5")
     store, _ = run(plan, tmp_path, Batched(), task)
     assert store.failures == Store(tmp_path, plan).failures == {}
