@@ -5,7 +5,7 @@ draft: null                    # the demo target's own
 engine: hf                     # or vllm, in batches
 batch: 10                      # vllm: requests at once
 max_tokens: 256                # at most; a task's own limit, if this is left out
-limit: 100                     # examples a task
+limit: 100                     # examples a task; of a group of tasks, of all together
 tasks:
   - gsm8k_cot                  # a task of lm-evaluation-harness
   - humaneval                  # EvalPlus
