@@ -18,7 +18,7 @@ from dropmatch.errors import SettingError
 from dropmatch.evaluation.backends import Group
 from dropmatch.evaluation.backends.hf import HuggingFace
 from dropmatch.evaluation.bench import worker
-from dropmatch.evaluation.bench.plan import Plan, options
+from dropmatch.evaluation.bench.plan import Plan, TaskChoice, options
 from dropmatch.evaluation.bench.report import write_report
 from dropmatch.evaluation.bench.runner import Runner, flat
 from dropmatch.evaluation.bench.store import Store
@@ -204,3 +204,41 @@ def test_prompts_are_messages_or_texts(tmp_path: Path) -> None:
     path = write_prompts(tmp_path / "prompts.jsonl", 1)
     assert Prompts(path).examples(None)[0].prompt == [{"role": "user", "content": "w20 w7 w9"}]
     assert Prompts(path, chat=False).examples(None)[0].prompt == "w20 w7 w9"
+
+
+def test_plain_decoding_is_a_cell_beside_the_others(tiny: Any, prompts: list[str], tmp_path: Path) -> None:
+    plan, engine = plan_of("strict:L=0", "js:p=0.4", max_tokens=20), tiny.engine()
+    store, _ = run(plan, tmp_path, HuggingFace(engine), Words(prompts))
+    assert store.texts("words", "strict:L=0") == store.texts("words", "strict")
+    assert all(store.groups["words", "strict:L=0", n].outputs[0]["proposed"] == 0 for n in range(5))
+    found = summarise(plan, store, {"words": "length"})["tasks"]["words"]
+    assert found["first"] == "strict"
+    # the others are compared with drafting strictly, and plain decoding is too
+    assert found["cells"]["js:p=0.4"]["over_strict"]["pairs"] == 5
+    assert found["cells"]["strict:L=0"]["over_first"]["pairs"] == 5
+    assert "over_strict" not in found["cells"]["strict:L=0"]
+    write_report(plan, store, {"words": "length"})
+    assert "| strict:L=0 | 5 |" in (tmp_path / "report.md").read_text()
+    # without a drafter it is all that there is
+    alone = plan_of("strict:L=0", max_tokens=20)
+    store, _ = run(alone, tmp_path / "alone", HuggingFace(tiny.engine(drafter=None)), Words(prompts))
+    assert (alone.rules, store.failures) == (("strict:L=0",), {})
+
+
+def test_the_command_line_chooses_how_texts_are_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[Plan] = []
+
+    def caught(plan: Plan) -> list[Any]:
+        plans.append(plan)
+        raise SettingError("seen")
+
+    monkeypatch.setattr(worker, "tasks_of", caught)
+    words = ["bench", "--out", str(tmp_path / "out"), "--task", "mbpp", "--task", "gsm8k_cot", "--unsafe-code"]
+    words += ["--filter", "gsm8k_cot=strict-match", "--metric", "exact_match"]
+    assert "seen" in CliRunner().invoke(app, words).stderr
+    assert plans[0].tasks == (
+        TaskChoice("mbpp", metric="exact_match", unsafe_code=True),
+        TaskChoice("gsm8k_cot", filter="strict-match", metric="exact_match", unsafe_code=True),
+    )
+    found = CliRunner().invoke(app, ["bench", "--out", str(tmp_path), "--report-only", "--filter", "x"])
+    assert "leave out all options but --out" in found.stderr

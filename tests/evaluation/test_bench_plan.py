@@ -18,10 +18,11 @@ from dropmatch.evaluation.bench.plan import (
     combinations,
     options,
     parse_tasks,
+    with_setting,
     without_seed,
 )
 from dropmatch.evaluation.bench.store import Store
-from dropmatch.evaluation.bench.worker import check_for_vllm, tasks_of
+from dropmatch.evaluation.bench.worker import check_cells, tasks_of
 
 TASKS = {"target": "big", "tasks": ["a.jsonl"]}
 
@@ -130,6 +131,9 @@ def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, text: str, message: s
         ({"rules": [None]}, "a rule is a text as js:p=0.2, got None"),
         ({"rules": ["js:sampled"], "seeds": ["1"]}, "seeds must be integers, got '1'"),
         ({"raw": "no"}, "raw must be true or false, got 'no'"),
+        ({"tasks": [{"name": "a", "metric": 5}]}, "a task's metric must be a text, got 5"),
+        ({"tasks": [{"name": "a", "filter": ""}]}, "a task's filter must be a text, got ''"),
+        ({"tasks": [{"name": "a", "unsafe_code": "yes"}]}, "a: unsafe_code must be true or false, got 'yes'"),
     ],
 )
 def test_what_cannot_be_run_is_refused(values: dict[str, Any], message: str) -> None:
@@ -155,7 +159,7 @@ def test_what_vllm_cannot_do_is_refused_before_an_engine_starts(
 ) -> None:
     plan = Plan.from_values({**TASKS, "engine": "vllm", "rules": rules, **more})
     with pytest.raises(SettingError, match=message):
-        check_for_vllm(plan)
+        check_cells(plan)
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "humaneval", "humaneval_plus"])
@@ -166,12 +170,13 @@ def test_few_shots_are_refused_where_there_are_none(name: str, setting: dict[str
         tasks_of(plan)
 
 
-def test_a_folder_of_before_there_were_few_shots_is_still_read(tmp_path: Path) -> None:
+def test_a_folder_of_before_tasks_had_so_many_settings_is_still_read(tmp_path: Path) -> None:
     plan = Plan.from_values(TASKS)
     Store(tmp_path, plan).keep_plan()
     values = json.loads((tmp_path / "plan.json").read_text())
     for task in values["tasks"]:
-        del task["fewshot_data"], task["num_fewshot"]
+        for name in ("fewshot_data", "num_fewshot", "metric", "filter", "unsafe_code"):
+            del task[name]
     (tmp_path / "plan.json").write_text(json.dumps(values))
     assert Plan.load(tmp_path) == plan
     Store(tmp_path, plan).keep_plan()
@@ -181,3 +186,70 @@ def test_a_folder_of_before_there_were_few_shots_is_still_read(tmp_path: Path) -
 def test_a_plan_is_kept_as_json() -> None:
     plan = Plan.from_values({**TASKS, "rules": ["js:p=0.2", "typical"], "limit": 3})
     assert Plan.of_json(plan.to_json()) == plan
+
+
+def test_what_a_rule_does_not_look_at_makes_no_cell_of_its_own() -> None:
+    grid = {"rule": ["js", "typical", "margin", "strict"], "p": [0.1, 0.2], "K": [3, 5]}
+    assert cells(combinations(grid), ()) == (
+        "strict", "js:p=0.1:K=3", "js:p=0.1:K=5", "js:p=0.2:K=3", "js:p=0.2:K=5", "typical:p=0.1:K=3",
+        "margin:p=0.1:K=3",
+    )  # fmt: skip
+    assert cells(["js", "js:verdict=denoised", "js:heads_mode=gaussian", "js:M=64", "js:p=0.30"], ()) == (
+        "strict",
+        "js",
+    )
+    sampled = cells(["js:sampled:m=64", "js:heads_mode=dropout", "js:support=shortlist", "js:support=full:M=64"], ())
+    assert sampled == ("strict", "js:verdict=sampled:m=64", "js:support=full:M=64")
+    assert cells(["strict:p=0.1", "strict:evaluation=eager:token_floor=0.5"], ()) == ("strict",)
+    different = ("typical", "typical:threshold=0.5", "typical:token_floor=0.5", "typical:evaluation=eager", "js:m=64")
+    assert cells(different, ()) == ("strict", *different)
+    big = 2**62
+    assert len(cells([f"js:mask_seed={big}", f"js:mask_seed={big + 1}"], ())) == 3
+
+
+def test_plain_decoding_is_one_cell_and_no_baseline_of_drafts() -> None:
+    assert cells(["strict:L=0", "js", "js:L=0:p=0.1"], ()) == ("strict", "strict:L=0", "js")
+    assert cells(["strict:L=0"], ()) == ("strict:L=0",)
+    assert baseline("js") == "strict"
+
+
+def test_names_that_are_none_are_told_with_those_near_them() -> None:
+    with pytest.raises(SettingError, match="unknown setting 'max_token'; did you mean max_tokens"):
+        Plan.from_values({**TASKS, "max_token": 5})
+    with pytest.raises(SettingError, match="target must be the name of a model, got None"):
+        Plan.from_values({"tasks": ["a"]})
+
+
+def test_a_setting_of_the_command_line_is_for_all_tasks_or_for_one() -> None:
+    tasks = ["gsm8k_cot", {"name": "a", "limit": 3}]
+    assert with_setting(tasks, "filter", ["strict-match", "a=none"]) == [
+        {"name": "gsm8k_cot", "filter": "strict-match"},
+        {"name": "a", "limit": 3, "filter": "none"},
+    ]
+    assert [task["unsafe_code"] for task in with_setting(tasks, "unsafe_code", [True])] == [True, True]
+    with pytest.raises(SettingError, match="filter: there is no task 'b' here; there are gsm8k_cot, a"):
+        with_setting(tasks, "filter", ["b=none"])
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "humaneval"])
+@pytest.mark.parametrize("setting", ["metric", "filter"])
+def test_a_score_is_refused_where_there_is_nothing_to_choose(name: str, setting: str) -> None:
+    plan = Plan.from_values({**TASKS, "tasks": [{"name": name, setting: "x", "unsafe_code": True}]})
+    with pytest.raises(SettingError, match=f"{setting} has no meaning for .*{name}.*: there is nothing to choose"):
+        tasks_of(plan)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"rules": ["fly:L=3"]}, r"fly:L=3: .*window=6 needs at least 7 draft tokens"),
+        ({"rules": ["js"], "draft": "prompt-lookup"}, "js: rule 'js' compares distributions, and prompt-lookup"),
+        ({"draft": None}, "nothing drafts for big: name a model, or prompt-lookup, as draft"),
+        ({"draft": "none"}, "nothing drafts for big"),
+    ],
+)
+def test_cells_that_cannot_work_are_refused_with_any_engine(values: dict[str, Any], message: str) -> None:
+    for engine in ("hf", "vllm"):
+        with pytest.raises(SettingError, match=message):
+            check_cells(Plan.from_values({**TASKS, "draft": "small", "engine": engine, **values}))
+    check_cells(Plan.from_values({**TASKS, "rules": ["strict:L=0"]}))  # which drafts nothing

@@ -23,7 +23,9 @@ from dropmatch.evaluation.bench import worker
 from dropmatch.evaluation.bench.lines import append_lines, read_lines
 from dropmatch.evaluation.bench.lock import alone
 from dropmatch.evaluation.bench.plan import Plan
-from dropmatch.evaluation.bench.store import Store
+from dropmatch.evaluation.bench.report import write_report
+from dropmatch.evaluation.bench.runner import Runner
+from dropmatch.evaluation.bench.store import Store, machines
 from dropmatch.evaluation.bench.summary import summarise
 from dropmatch.evaluation.tasks import Example
 
@@ -170,23 +172,6 @@ def test_a_lower_limit_takes_nothing_away(prompts: list[str], tmp_path: Path) ->
     assert {cell["examples"] for cell in cells.values()} == {4}
 
 
-def test_a_process_that_ends_early_fails_what_it_left(prompts: list[str], tmp_path: Path) -> None:
-    """vLLM's: what was done before stays done."""
-    plan, task = plan_of("js", "naive:L=8", max_tokens=8), Words(prompts)
-    run(plan_of("js", max_tokens=8), tmp_path, Batched(), task)
-    for length in (5, 8):
-        worker._note_failure(plan, tmp_path, [task], length, -11)
-    store = Store(tmp_path, plan)
-    assert sorted(store.failures) == [("words", "naive:L=8"), ("words", "strict:L=8")]
-    assert "with L=8 ended with exit code -11" in store.failures["words", "naive:L=8"]
-    # texts without scores: they are done, and their scoring is not
-    (tmp_path / "scores.jsonl").unlink()
-    worker._note_failure(plan, tmp_path, [task], 5, 1)
-    assert Store(tmp_path, plan).failures["words", "js"].startswith("scoring: the process that ran vLLM with L=5")
-    store, _ = run(plan, tmp_path, Batched(), task)
-    assert store.failures == Store(tmp_path, plan).failures == {}
-
-
 def test_two_processes_do_not_write_to_one_folder(prompts: list[str], tmp_path: Path) -> None:
     with alone(tmp_path):
         with pytest.raises(SettingError, match="another process of dropmatch is writing there: wait"):
@@ -307,3 +292,57 @@ def test_the_same_text_is_scored_once(prompts: list[str], tmp_path: Path) -> Non
     assert all(
         store.scores["words", cell, str(i)] == {"score": 1.0} for cell in ("strict", "js", "naive") for i in range(5)
     )
+
+
+def test_records_of_a_cell_in_another_spelling_are_found(prompts: list[str], tmp_path: Path) -> None:
+    """As folders have them that were made when a grid made several cells of one."""
+    before = replace(plan_of("js", max_tokens=8), rules=("strict", "js", "js:verdict=denoised", "typical:p=0.1"))
+    run(before, tmp_path, Batched(), Words(prompts))
+    plan = plan_of("typical", "js:verdict=denoised", "js", max_tokens=8)
+    assert plan.rules == ("strict", "typical", "js:verdict=denoised")
+    _, progress = run(plan, tmp_path, Batched(), Words(prompts))
+    assert (progress.measured, progress.found) == (0, 9)
+    whole = Plan.load(tmp_path)
+    store = Store(tmp_path, whole)
+    cells = summarise(whole, store, {"words": "length"})["tasks"]["words"]["cells"]
+    assert {name: cell["examples"] for name, cell in cells.items()} == {"strict": 5, "js": 5, "typical:p=0.1": 5}
+    assert all(store.scores["words", cell, str(i)] for cell in cells for i in range(5))
+
+
+def test_texts_of_another_default_are_no_other_cells(prompts: list[str], tmp_path: Path) -> None:
+    run(plan_of("js", max_tokens=8, limit=2), tmp_path, Batched(), Words(prompts))
+    path = tmp_path / "plan.json"
+    kept = json.loads(path.read_text())
+    kept["cells"]["js"]["token_floor"] = 0.0
+    path.write_text(json.dumps(kept))
+    _, progress = run(plan_of("js:verdict=denoised", max_tokens=8, limit=2), tmp_path, Batched(), Words(prompts))
+    assert (progress.measured, progress.found) == (1, 1)
+
+
+def test_each_run_keeps_its_machine(prompts: list[str], tmp_path: Path) -> None:
+    class Elsewhere(Batched):
+        def __init__(self, cpu: str) -> None:
+            super().__init__()
+            self.about = lambda: {"engine": "fake", "cpu": cpu}
+
+    def once(cpu: str, *rules: str) -> None:
+        plan, backend = plan_of(*rules, max_tokens=8), Elsewhere(cpu)
+        store = Store(tmp_path, plan)
+        store.keep_plan()
+        worker._run(Runner(plan, plan.rules, [Words(prompts)], backend, store), backend, store)
+
+    once("Epyc", "js")
+    once("Xeon", "js", "naive")
+    once("idle", "js")  # finds all that it asks for
+    plan = Plan.load(tmp_path)
+    store = Store(tmp_path, plan)
+    assert [about["cpu"] for about in store.machines().values()] == ["Epyc", "Xeon"]
+    assert set(store.machines()) == {group.run for group in store.groups.values()}
+    write_report(plan, store, {"words": "length"})
+    assert "engine fake, cpu Epyc; then engine fake, cpu Xeon." in (tmp_path / "report.md").read_text()
+    assert len(json.loads((tmp_path / "report.json").read_text())["machines"]) == 2
+    # a folder of before has the last run's only
+    (tmp_path / "machine.json").write_text(json.dumps({"engine": "fake", "cpu": "Arm"}))
+    assert machines(tmp_path) == {"before": {"engine": "fake", "cpu": "Arm"}}
+    once("Power", "typical")
+    assert [about["cpu"] for about in Store(tmp_path, plan).machines().values()] == ["Arm", "Power"]

@@ -190,6 +190,12 @@ def test_a_plan_says_where_few_shots_come_from(tmp_path: Path, gsm8k: Path) -> N
     assert examples == HarnessTask("gsm8k", gsm8k, num_fewshot=2, fewshot_data=shots).examples(None)
 
 
+def test_a_plan_says_how_texts_are_scored(gsm8k: Path) -> None:
+    values = {"name": "gsm8k_cot", "data": str(gsm8k), "filter": "strict-match", "metric": "exact_match"}
+    (task,) = tasks_of(Plan.from_values({"target": "big", "tasks": [values]}))
+    assert task.metric == "exact_match,strict-match"
+
+
 REFUSALS = {
     "unknown": (("gsm8k_cott", {}), "no task 'gsm8k_cott'; did you mean gsm8k_cot"),
     "multiple choice": (("mmlu", {}), r"multiple_choice.*mmlu_generative"),
@@ -197,7 +203,7 @@ REFUSALS = {
     "perplexity": (("wikitext", {}), "loglikelihood_rolling"),
     "repeats": (("gsm8k_cot_self_consistency", {}), "64 random texts"),
     "sampling": (("global_piqa_nonparallel_generation_acm_arab", {}), "random texts"),
-    "programs": (("humaneval", {}), "unsafe_code"),
+    "programs": (("humaneval", {}), "allow it with dropmatch bench --unsafe-code, or by unsafe_code: true"),
     "metric": (("gsm8k_cot", {"metric": "bleu"}), "no metric 'bleu'; there are exact_match"),
     "filter": (("gsm8k_cot", {"filter_name": "none"}), "no filter 'none'; there are strict-match, flexible-extract"),
     "few-shots of the hub": (("gsm8k", {"fewshot_data": "x.jsonl"}), "fewshot_data goes with data"),

@@ -55,6 +55,36 @@ Rules = Annotated[
         "there: all are compared with it.",
     ),
 ]
+Metric = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--metric",
+        metavar="[TASK=]NAME",
+        show_default="the first that is averaged over texts",
+        rich_help_panel=RUNNING,
+        help="Which of its metrics a task of lm-evaluation-harness is scored by; may be given several times.",
+    ),
+]
+Filter = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--filter",
+        metavar="[TASK=]NAME",
+        show_default="flexible-extract, or else the first",
+        rich_help_panel=RUNNING,
+        help="Which of the harness's filters takes the answer out of a text: strict-match, flexible-extract, ...; "
+        "may be given several times.",
+    ),
+]
+UnsafeCode = Annotated[
+    bool,
+    typer.Option(
+        "--unsafe-code",
+        rich_help_panel=RUNNING,
+        help="Allow tasks of the harness that run the generated texts as programs on this machine (mbpp, ...), as its "
+        "--confirm_run_unsafe_code does: in a container. HumanEval's programs are confined, and need no such leave.",
+    ),
+]
 Seeds = Annotated[
     str | None,
     typer.Option(
@@ -67,7 +97,13 @@ Seeds = Annotated[
 ]
 Limit = Annotated[
     int | None,
-    typer.Option("--limit", metavar="N", show_default="all", rich_help_panel=RUNNING, help="Examples of each task."),
+    typer.Option(
+        "--limit",
+        metavar="N",
+        show_default="all",
+        rich_help_panel=RUNNING,
+        help="Examples of each task; of a group of tasks, of all together.",
+    ),
 ]
 Turns = Annotated[
     int | None,
@@ -131,6 +167,9 @@ def bench(
     seeds: Seeds = None,
     limit: Limit = None,
     turns: Turns = None,
+    metric: Metric = None,
+    filter_name: Filter = None,
+    unsafe_code: UnsafeCode = False,
     max_tokens: MaxTokens = None,
     target: Target = None,
     draft: o.Draft = None,
@@ -148,7 +187,7 @@ def bench(
 
     Example: dropmatch bench --task gsm8k_cot --rules js:p=0.1,js:p=0.3,typical --limit 100 --out results/first
     """
-    from dropmatch.evaluation.bench.plan import Plan, cells, parse_tasks
+    from dropmatch.evaluation.bench.plan import Plan, cells, parse_tasks, with_setting
     from dropmatch.evaluation.bench.report import write_report
     from dropmatch.evaluation.bench.store import Store
     from dropmatch.evaluation.bench.worker import run, tasks_of
@@ -157,8 +196,9 @@ def bench(
     given |= {"max_tokens": max_tokens, "tasks": parse_tasks(task) if task else None}
     given |= {"rules": _listed(rules), "seeds": _numbers(seeds), "raw": raw or None, "turns": turns}
     given = {name: value for name, value in given.items() if value is not None}
+    choices = {"metric": metric or [], "filter": filter_name or []}
     if report_only:
-        if plan_file is not None or given:
+        if plan_file is not None or given or unsafe_code or any(choices.values()):
             raise SettingError(f"--report-only reports what {out} holds: leave out all options but --out")
         plan = Plan.load(out)
     else:
@@ -167,6 +207,11 @@ def bench(
             values.pop("grid", None)
         elif not values.get("rules") and not values.get("grid"):
             values["rules"] = list(cells(["js", "naive"], ()))
+        if isinstance(values.get("tasks"), list):  # else refused as no list
+            for name, texts in choices.items():
+                values["tasks"] = with_setting(values["tasks"], name, texts)
+            if unsafe_code:
+                values["tasks"] = with_setting(values["tasks"], "unsafe_code", [True])
         plan = Plan.from_values(values)
 
     errors, output = error_console(color), output_console(color)

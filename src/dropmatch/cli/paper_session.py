@@ -219,11 +219,12 @@ def write(
     if file is None:
         return
     from dropmatch.environment import machine, versions
+    from dropmatch.evaluation.bench.store import machines
     from dropmatch.evaluation.paper import published
 
     if isinstance(where, Path):
-        note = where / "machine.json"
-        about = json.loads(note.read_text(encoding="utf-8")) if note.exists() else {}
+        known = list(machines(where).values())
+        about = known[-1] if known else {}
     elif isinstance(where, Mapping):
         about = dict(where)
     else:

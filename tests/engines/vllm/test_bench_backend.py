@@ -10,6 +10,7 @@ import engine_support as support
 import pytest
 
 from dropmatch.errors import SettingError
+from dropmatch.evaluation.backends import EngineLost
 from dropmatch.evaluation.backends.hf import HuggingFace
 from dropmatch.evaluation.backends.vllm import VLLM, longest
 from dropmatch.evaluation.bench.plan import Plan
@@ -143,3 +144,58 @@ def test_the_longest_request_decides_about_the_context(target: Path, hf: Any) ->
     sizes = [hf.encode(example.prompt).shape[0] for example in EXAMPLES]
     short = [replace(example, max_tokens=3) for example in EXAMPLES]
     assert longest(str(target), [(short, 50), (EXAMPLES[:2], 20)]) == max(max(sizes) + 3, max(sizes[:2]) + 20)
+
+
+def runner_of(llm: Any) -> Any:
+    """What runs the model's steps."""
+    return llm.llm_engine.model_executor.driver_worker.worker.model_runner
+
+
+def broken_at(llm: Any, name: str, patch: pytest.MonkeyPatch) -> None:
+    """The third step from now on fails there, once."""
+    steps, inner = iter(range(1000)), getattr(runner_of(llm), name)
+
+    def act(*args: Any, **options: Any) -> Any:
+        if next(steps) == 2:
+            raise RuntimeError("out of memory")
+        return inner(*args, **options)
+
+    patch.setattr(runner_of(llm), name, act)
+
+
+@pytest.mark.parametrize("where", ["execute_model", "_sample"])
+def test_a_step_that_fails_leaves_nothing_for_the_next_cell(
+    backend: VLLM, llm: Any, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    options = flat(f"strict:L={support.L}")
+    before = backend.generate(EXAMPLES, options, 30)
+    with monkeypatch.context() as patch:
+        broken_at(llm, where, patch)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            backend.generate(EXAMPLES, options, 30)
+    assert llm.llm_engine.get_num_unfinished_requests() == 0
+    assert llm.reset_prefix_cache()  # no block is in use
+    after = backend.generate(EXAMPLES[::-1], options, 30)
+    assert [output.text for output in after.outputs[::-1]] == [output.text for output in before.outputs]
+
+
+def test_an_engine_that_does_not_recover_is_lost(backend: VLLM, llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = flat(f"strict:L={support.L}")
+    try:
+        with monkeypatch.context() as patch:
+            broken_at(llm, "sample_tokens", patch)  # without which the next step refuses to begin
+            with pytest.raises(EngineLost, match="RuntimeError: out of memory"):
+                backend.generate(EXAMPLES, options, 30)
+            with pytest.raises(EngineLost, match="State error"):
+                backend.log_likelihoods(EXAMPLES[:1], ["It has 84 eggs."])
+    finally:
+        runner_of(llm).execute_model_state = None
+        assert backend._recovers()
+
+
+def test_as_many_outputs_as_prompts_must_come(backend: VLLM, llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = llm.generate
+    with monkeypatch.context() as patch:
+        patch.setattr(llm, "generate", lambda prompts, *rest, **more: inner(prompts, *rest, **more)[:3])
+        with pytest.raises(RuntimeError, match="vLLM gave 3 outputs for 4 prompts"):
+            backend.generate(EXAMPLES, flat(f"strict:L={support.L}"), 4)

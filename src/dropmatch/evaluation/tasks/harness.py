@@ -78,7 +78,7 @@ class HarnessTask:
         self.metric: str | None = " or ".join(dict.fromkeys(_joined(*each) for each in self._scored_by.values()))
 
     def examples(self, limit: int | None) -> list[Example]:
-        """The first examples.
+        """The first examples; of a group of tasks so many of all together, where the harness has them of each.
 
         Raises:
             SettingError: the data set cannot be fetched, there are no examples, or a row of the file is malformed.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -30,6 +31,8 @@ def configs_of(name: str, unsafe_code: bool = False) -> list[Config]:
         SettingError: there is no such task, a package or file that it needs is missing, or it cannot be decoded
             greedily, text to text.
     """
+    if unsafe_code:  # the metric of such tasks wants to be told once more
+        os.environ.setdefault("HF_ALLOW_CODE_EVAL", "1")
     found = collect(name, lambda config: _check(config, name, unsafe_code))
     if any("ifeval" in config["task"] for config in found):
         need_punkt()
@@ -170,8 +173,9 @@ def _check(config: Mapping[str, Any], asked: str, unsafe_code: bool) -> None:
         )
     if config.get("unsafe_code") and not unsafe_code:
         raise SettingError(
-            f"the task {name}{among} runs the generated texts as programs on this machine: allow it by "
-            "unsafe_code=True, in a container"
+            f"the task {name}{among} runs the generated texts as programs on this machine: in a container, allow it "
+            "with dropmatch bench --unsafe-code, or by unsafe_code: true of the task in a plan file; humaneval and "
+            "humaneval_plus run theirs confined"
         )
 
 
