@@ -16,23 +16,43 @@ from typing import Any, Protocol
 from dropmatch.errors import SettingError
 from dropmatch.evaluation.backends import Backend
 from dropmatch.evaluation.bench.plan import DEFAULT_TOKENS, Plan, TaskChoice, options
+from dropmatch.evaluation.bench.progress import Work
 from dropmatch.evaluation.bench.store import SCORING, Store
+from dropmatch.evaluation.bench.workload import (
+    TaskWork,
+    is_done,
+    score_of,
+    scoring_unit,
+    tokens_of,
+    unscored,
+    workload,
+)
 from dropmatch.evaluation.tasks import Example, Task
 
 WARM_UP_TOKENS = 8
 LIKELIHOODS = 4  # texts that the target reads again before they are written down
-SCORE, LOG_LIKELIHOOD = "score", "log_likelihood"
+SCORES = 8  # and that a task scores
 
 
 class Progress(Protocol):
-    """Told how far a run has come."""
+    """Told how far a run has come; `Bar` says what its arguments mean."""
 
     def begin(self, what: str) -> None:
         """Something else is done now."""
         ...
 
-    def done(self, tokens: int, measured: bool) -> None:
-        """A group of a cell is there; measured now, or found in the folder."""
+    def aside(self, what: str) -> None:
+        """Something is done that is none of the work."""
+        ...
+
+    def done(
+        self, tokens: int, measured: bool, *, unit: str | None = None, count: int = 1, amount: float | None = None
+    ) -> None:
+        """A group of a cell, or something else, is there; measured now, or found in the folder."""
+        ...
+
+    def lost(self, amount: float, *, unit: str | None = None) -> None:
+        """So much will not be done."""
         ...
 
 
@@ -71,7 +91,7 @@ def examples_of(task: Task, choice: TaskChoice) -> tuple[list[Example], int]:
 
 def is_scored(plan: Plan, task: Task) -> bool:
     """Whether a task's texts get a number each."""
-    return task.metric is not None or plan.log_likelihood
+    return score_of(plan, task.metric) is not None
 
 
 def check_ids(task: str, examples: Sequence[Example]) -> None:
@@ -110,7 +130,7 @@ class Runner:
                 backend.check(flat(cell))
             except SettingError as error:
                 raise SettingError(f"{cell}: {error}") from None
-        self._work: list[tuple[Task, list[list[Example]], int]] = []
+        self._work: list[TaskWork] = []
         for task, examples, max_tokens in work_of(plan, tasks):
             store.check_examples(task.name, examples)
             try:
@@ -118,12 +138,11 @@ class Runner:
             except SettingError as error:
                 raise SettingError(f"{task.name}, {error}") from None
             groups = [examples[i : i + backend.group] for i in range(0, len(examples), backend.group)]
-            self._work.append((task, groups, max_tokens))
+            self._work.append(TaskWork(task, groups, max_tokens))
 
-    @property
-    def total(self) -> int:
-        """Groups of cells, those found in the folder among them."""
-        return len(self._cells) * sum(len(groups) for _, groups, _ in self._work)
+    def workload(self) -> list[Work]:
+        """All of the plan's work, that of its other cells too."""
+        return workload(self._plan, self._cells, self._work, self._store)
 
     def run(self, progress: Progress) -> None:
         """Decode what is missing, then score it."""
@@ -132,56 +151,63 @@ class Runner:
             for number, group in enumerate(groups):
                 turn = number % len(self._cells)
                 for cell in self._cells[turn:] + self._cells[:turn]:
-                    if self._is_done(task, cell, number, group):
-                        progress.done(0, measured=False)
+                    if is_done(self._store, task.name, cell, number, group):
+                        progress.done(0, measured=False, amount=0)
+                        continue
+                    if (task.name, cell) in self._crashed:
                         continue
                     if not warm:
                         self._warm_up(group, progress)
                         warm = True
                     progress.begin(f"{task.name} {number + 1}/{len(groups)}, {cell}")
-                    tokens = self._measure(task, cell, number, group, max_tokens)
-                    progress.done(tokens, measured=True)
+                    if self._measure(task, cell, number, group, max_tokens):
+                        tokens = sum(output["tokens"] for output in self._store.groups[task.name, cell, number].outputs)
+                        progress.done(tokens, measured=True, amount=tokens_of(group, max_tokens))
+                    else:
+                        self._give_up(task, cell, groups, max_tokens, progress)
             self._score(task, groups, progress)
-
-    def _is_done(self, task: Task, cell: str, number: int, group: Sequence[Example]) -> bool:
-        """Whether a group is there; with more examples than are asked for now it is, too."""
-        found = self._store.groups.get((task.name, cell, number))
-        return found is not None and found.ids[: len(group)] == [example.id for example in group]
 
     def _warm_up(self, group: Sequence[Example], progress: Progress) -> None:
         """A few tokens of each cell, which are not kept."""
         for cell in self._cells:
-            progress.begin(f"warming up: {cell}")
+            progress.aside(f"warming up: {cell}")
             _guarded(partial(self._backend.generate, group[:2], flat(cell), WARM_UP_TOKENS))
 
-    def _measure(self, task: Task, cell: str, number: int, group: Sequence[Example], max_tokens: int) -> int:
-        if (task.name, cell) in self._crashed:
-            return 0
+    def _measure(self, task: Task, cell: str, number: int, group: Sequence[Example], max_tokens: int) -> bool:
+        """Whether the group was decoded, and the cell has not crashed."""
         found, error = _guarded(partial(self._backend.generate, group, flat(cell), max_tokens))
         if error is not None:
             self._store.fail(task.name, cell, error)
             self._crashed.add((task.name, cell))
-            return 0
+            return False
         self._store.add(task.name, cell, number, group, found)
-        return sum(output.tokens for output in found.outputs)
+        return True
+
+    def _give_up(
+        self, task: Task, cell: str, groups: Sequence[Sequence[Example]], max_tokens: int, progress: Progress
+    ) -> None:
+        """What is missing of a cell that has crashed will not be done."""
+        missing = [group for n, group in enumerate(groups) if not is_done(self._store, task.name, cell, n, group)]
+        progress.lost(sum(tokens_of(group, max_tokens) for group in missing))
+        if is_scored(self._plan, task):
+            progress.lost(sum(len(group) for group in missing), unit=scoring_unit(task))
 
     def _score(self, task: Task, groups: Sequence[Sequence[Example]], progress: Progress) -> None:
         """Scores of the texts that have none, and of open-ended ones what the target gives them."""
-        name = SCORE if task.metric else LOG_LIKELIHOOD
-        if not is_scored(self._plan, task):
+        name, unit = score_of(self._plan, task.metric), scoring_unit(task)
+        if name is None:
             return
         measure = task.score if task.metric else self._backend.log_likelihoods
         for cell in self._cells:
-            waiting: list[tuple[Example, str]] = []
-            for number, group in enumerate(groups):
-                if not self._is_done(task, cell, number, group):
-                    continue
-                outputs = self._store.groups[task.name, cell, number].outputs
-                waiting += [
-                    (example, output["text"])
-                    for example, output in zip(group, outputs, strict=False)
-                    if name not in self._store.scores[task.name, cell, example.id]
-                ]
+            there = [
+                example
+                for number, group in enumerate(groups)
+                if is_done(self._store, task.name, cell, number, group)
+                for example in group
+            ]
+            texts = unscored(self._store, task.name, cell, name)
+            waiting = [(example, texts[example.id]) for example in there if example.id in texts]
+            progress.done(0, measured=False, unit=unit, count=len(there) - len(waiting), amount=0)
             if not waiting:
                 continue
             known = self._store.values(task.name, name)  # cells often say the same
@@ -189,17 +215,20 @@ class Runner:
             rest = [(e, text) for e, text in waiting if e.id not in found]
             if found:
                 self._store.score(task.name, cell, name, found)
-            # a harness may score texts together; what the target gives them takes long, and is kept as it comes
-            size = max(1, len(rest)) if task.metric else max(LIKELIHOODS, self._backend.group)
+                progress.done(0, measured=True, unit=unit, count=len(found))
+            # programs run long, and so does what the target reads: kept as they come
+            size = SCORES if task.metric else max(LIKELIHOODS, self._backend.group)
             for start in range(0, len(rest), size):
                 part = rest[start : start + size]
                 progress.begin(f"{task.name}, scoring {cell}, {start + len(part)}/{len(rest)}")
                 values, error = _guarded(partial(measure, [e for e, _ in part], [text for _, text in part]))
                 if error is not None:
                     self._store.fail(task.name, cell, f"{SCORING}{error}")
+                    progress.lost(len(rest) - start, unit=unit)
                     break
                 scores = {e.id: value for (e, _), value in zip(part, values, strict=True)}
                 self._store.score(task.name, cell, name, scores)
+                progress.done(0, measured=True, unit=unit, count=len(part))
 
 
 def _guarded(act: Callable[[], Any]) -> tuple[Any, str | None]:

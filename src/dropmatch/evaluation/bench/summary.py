@@ -13,8 +13,8 @@ from statistics import mean, median
 from typing import Any
 
 from dropmatch.evaluation.bench.plan import STRICT, Plan, baseline, without_seed
-from dropmatch.evaluation.bench.runner import LOG_LIKELIHOOD, SCORE
 from dropmatch.evaluation.bench.store import Store, Timed
+from dropmatch.evaluation.bench.workload import LOG_LIKELIHOOD, SCORE
 from dropmatch.evaluation.judge.judgements import Judgements
 from dropmatch.evaluation.judge.results import results
 from dropmatch.evaluation.statistics import (

@@ -138,7 +138,7 @@ def length_of(cell: str) -> int:
 def _run(plan: Plan, cells: Sequence[str], store: Store, tasks: Sequence[Task], backend: Backend) -> None:
     runner = Runner(plan, cells, tasks, backend, store)
     (store.folder / "machine.json").write_text(json.dumps(backend.about(), indent=1) + "\n", encoding="utf-8")
-    with Bar(runner.total) as bar:
+    with Bar(runner.workload()) as bar:
         runner.run(bar)
 
 
