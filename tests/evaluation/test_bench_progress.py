@@ -12,7 +12,7 @@ from bench_support import Batched, Words, plan_of, run
 
 from dropmatch.evaluation.backends import Group
 from dropmatch.evaluation.bench import progress as module
-from dropmatch.evaluation.bench.progress import GROUPS, Bar, Work
+from dropmatch.evaluation.bench.progress import GROUPS, Bar, Load
 from dropmatch.evaluation.bench.runner import Runner
 from dropmatch.evaluation.bench.store import Store
 from dropmatch.evaluation.bench.workload import JUDGED, READ, SCORED
@@ -42,7 +42,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 def test_the_time_left_is_of_the_tokens_to_do(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     """A tenth of the groups may be a half of the tokens."""
-    with Bar([Work(GROUPS, 10, 4000)]) as bar:
+    with Bar([Load(GROUPS, 10, 4000)]) as bar:
         bar.begin("short")
         for _ in range(5):
             clock.now += 60
@@ -53,7 +53,7 @@ def test_the_time_left_is_of_the_tokens_to_do(clock: Clock, capsys: pytest.Captu
 
 
 def test_something_is_shown_before_the_first_group_is_done(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    with Bar([Work(GROUPS, 90, 900), Work(JUDGED, 30, 30)]) as bar:
+    with Bar([Load(GROUPS, 90, 900), Load(JUDGED, 30, 30)]) as bar:
         bar.aside("warming up: strict")
         counts = f"0 of 90 {GROUPS}, 0 of 30 {JUDGED}"
         assert said(capsys) == [f"{counts}, warming up: strict, time left not known yet"]
@@ -67,7 +67,7 @@ def test_something_is_shown_before_the_first_group_is_done(clock: Clock, capsys:
 
 
 def test_what_an_earlier_run_took_is_known_from_the_start(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    with Bar([Work(GROUPS, 4, 300, found=1, pace=0.6)]) as bar:
+    with Bar([Load(GROUPS, 4, 300, found=1, pace=0.6)]) as bar:
         bar.begin("b")
         assert said(capsys) == [f"1 of 4 {GROUPS}, b, 3 min left"]
         clock.now += 120
@@ -76,7 +76,7 @@ def test_what_an_earlier_run_took_is_known_from_the_start(clock: Clock, capsys: 
 
 
 def test_scoring_has_a_pace_of_its_own(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    with Bar([Work(GROUPS, 1, 100), Work(READ, 60, 60)]) as bar:
+    with Bar([Load(GROUPS, 1, 100), Load(READ, 60, 60)]) as bar:
         bar.begin("a")
         clock.now += 600
         bar.done(100, measured=True, amount=100)
@@ -88,7 +88,7 @@ def test_scoring_has_a_pace_of_its_own(clock: Clock, capsys: pytest.CaptureFixtu
 
 
 def test_a_group_that_crashed_was_not_measured(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    with Bar([Work(GROUPS, 4, 400)]) as bar:
+    with Bar([Load(GROUPS, 4, 400)]) as bar:
         bar.begin("a")
         clock.now += 60
         bar.done(9, measured=True, amount=100)
@@ -130,13 +130,13 @@ def test_a_process_of_one_draft_length_counts_the_others(prompts: list[str], tmp
     store = Store(tmp_path, plan)
     runner = Runner(plan, first, [task], Batched(), store)
     # 4 cells of 3 groups of 2, 2 and 1 examples, of 20 tokens each
-    assert runner.workload() == [Work(GROUPS, 12, 400), Work(SCORED, 20, 20)]
+    assert runner.workload() == [Load(GROUPS, 12, 400), Load(SCORED, 20, 20)]
     bar = Bar(runner.workload())
     runner.run(bar)
     assert bar._counts("/") == f"6/12 {GROUPS}, 10/20 {SCORED}"
     assert [stage.left for stage in bar._stages.values()] == [200, 10]
     runner = Runner(plan, second, [task], Batched(), store)
-    assert runner.workload() == [Work(GROUPS, 12, 200, 6, pace=6 * 0.5 / 200), Work(SCORED, 20, 10, 10)]
+    assert runner.workload() == [Load(GROUPS, 12, 200, 6, pace=6 * 0.5 / 200), Load(SCORED, 20, 10, 10)]
     bar = Bar(runner.workload())
     runner.run(bar)
     assert bar._counts("/") == f"12/12 {GROUPS}, 20/20 {SCORED}"
@@ -146,7 +146,7 @@ def test_a_process_of_one_draft_length_counts_the_others(prompts: list[str], tmp
 def test_what_an_earlier_process_left_is_not_waited_for(prompts: list[str], tmp_path: Path) -> None:
     plan, task = plan_of("js", "js:L=8", max_tokens=20, engine="vllm"), Words(prompts)
     runner = Runner(plan, ["strict:L=8", "js:L=8"], [task], Batched(), Store(tmp_path, plan))
-    assert runner.workload() == [Work(GROUPS, 12, 200), Work(SCORED, 20, 10)]
+    assert runner.workload() == [Load(GROUPS, 12, 200), Load(SCORED, 20, 10)]
 
 
 def test_a_bar_over_a_run_with_a_cell_that_crashes(

@@ -16,7 +16,7 @@ LINES_EVERY = 30.0  # seconds
 
 
 @dataclass(frozen=True)
-class Work:
+class Load:
     """One kind of work, which goes on at one pace.
 
     Attributes:
@@ -37,14 +37,14 @@ class Work:
 class _Stage:
     """How far one kind of work has come."""
 
-    def __init__(self, work: Work) -> None:
-        self.work, self.count, self.left = work, work.found, work.amount
+    def __init__(self, load: Load) -> None:
+        self.load, self.count, self.left = load, load.found, load.amount
         self.seconds = self.measured = 0.0
 
     @property
     def pace(self) -> float | None:
         """Seconds for a piece of the amount: as measured in this run, or as it was earlier."""
-        return self.seconds / self.measured if self.measured else self.work.pace
+        return self.seconds / self.measured if self.measured else self.load.pace
 
     def take(self, amount: float) -> None:
         """So much less is to be done."""
@@ -60,9 +60,9 @@ class Bar:
         unit: what they are, if it is a number.
     """
 
-    def __init__(self, work: int | Sequence[Work], unit: str = GROUPS) -> None:
-        works = [Work(unit, work, work)] if isinstance(work, int) else work
-        self._stages = {each.unit: _Stage(each) for each in works}
+    def __init__(self, work: int | Sequence[Load], unit: str = GROUPS) -> None:
+        loads = [Load(unit, work, work)] if isinstance(work, int) else work
+        self._stages = {each.unit: _Stage(each) for each in loads}
         self._console = Console(stderr=True)
         self._tokens = 0
         self._since, self._said, self._aside = time.monotonic(), -math.inf, False
@@ -133,7 +133,7 @@ class Bar:
         return next(iter(self._stages.values())) if unit is None else self._stages[unit]
 
     def _counts(self, of: str) -> str:
-        return ", ".join(f"{stage.count}{of}{stage.work.total} {unit}" for unit, stage in self._stages.items())
+        return ", ".join(f"{stage.count}{of}{stage.load.total} {unit}" for unit, stage in self._stages.items())
 
     def _left(self) -> str:
         """Time left, at the paces so far; at least that where the pace of something is not known yet."""
@@ -151,7 +151,7 @@ class Bar:
         """How much of the work is done, by the time that it takes as far as that is known."""
         stages = list(self._stages.values())
         paced = [stage for stage in stages if stage.pace] or stages[:1]
-        all_of = sum((stage.pace or 1.0) * stage.work.amount for stage in paced)
+        all_of = sum((stage.pace or 1.0) * stage.load.amount for stage in paced)
         left = sum((stage.pace or 1.0) * stage.left for stage in paced)
         return 1.0 - left / all_of if all_of else 1.0
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Protocol
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from dropmatch.errors import SettingError
 from dropmatch.evaluation.backends import Backend
 from dropmatch.evaluation.bench.plan import DEFAULT_TOKENS, Plan, TaskChoice, options
-from dropmatch.evaluation.bench.progress import Work
+from dropmatch.evaluation.bench.progress import Load
 from dropmatch.evaluation.bench.store import SCORING, Store
 from dropmatch.evaluation.bench.workload import (
     TaskWork,
@@ -24,7 +24,6 @@ from dropmatch.evaluation.bench.workload import (
     score_of,
     scoring_unit,
     tokens_of,
-    unscored,
     workload,
 )
 from dropmatch.evaluation.tasks import Example, Task
@@ -137,10 +136,11 @@ class Runner:
                 backend.check_prompts(examples, max_tokens)
             except SettingError as error:
                 raise SettingError(f"{task.name}, {error}") from None
-            groups = [examples[i : i + backend.group] for i in range(0, len(examples), backend.group)]
+            starts = range(0, len(examples), backend.group)
+            groups = {number: examples[i : i + backend.group] for number, i in enumerate(starts)}
             self._work.append(TaskWork(task, groups, max_tokens))
 
-    def workload(self) -> list[Work]:
+    def workload(self) -> list[Load]:
         """All of the plan's work, that of its other cells too."""
         return workload(self._plan, self._cells, self._work, self._store)
 
@@ -148,7 +148,7 @@ class Runner:
         """Decode what is missing, then score it."""
         warm = False
         for task, groups, max_tokens in self._work:
-            for number, group in enumerate(groups):
+            for number, group in groups.items():
                 turn = number % len(self._cells)
                 for cell in self._cells[turn:] + self._cells[:turn]:
                     if is_done(self._store, task.name, cell, number, group):
@@ -184,30 +184,34 @@ class Runner:
         return True
 
     def _give_up(
-        self, task: Task, cell: str, groups: Sequence[Sequence[Example]], max_tokens: int, progress: Progress
+        self, task: Task, cell: str, groups: Mapping[int, Sequence[Example]], max_tokens: int, progress: Progress
     ) -> None:
         """What is missing of a cell that has crashed will not be done."""
-        missing = [group for n, group in enumerate(groups) if not is_done(self._store, task.name, cell, n, group)]
+        missing = [group for n, group in groups.items() if not is_done(self._store, task.name, cell, n, group)]
         progress.lost(sum(tokens_of(group, max_tokens) for group in missing))
         if is_scored(self._plan, task):
             progress.lost(sum(len(group) for group in missing), unit=scoring_unit(task))
 
-    def _score(self, task: Task, groups: Sequence[Sequence[Example]], progress: Progress) -> None:
+    def _score(self, task: Task, groups: Mapping[int, Sequence[Example]], progress: Progress) -> None:
         """Scores of the texts that have none, and of open-ended ones what the target gives them."""
         name, unit = score_of(self._plan, task.metric), scoring_unit(task)
         if name is None:
             return
         measure = task.score if task.metric else self._backend.log_likelihoods
         for cell in self._cells:
-            there = [
-                example
-                for number, group in enumerate(groups)
-                if is_done(self._store, task.name, cell, number, group)
-                for example in group
-            ]
-            texts = unscored(self._store, task.name, cell, name)
-            waiting = [(example, texts[example.id]) for example in there if example.id in texts]
-            progress.done(0, measured=False, unit=unit, count=len(there) - len(waiting), amount=0)
+            waiting: list[tuple[Example, str]] = []
+            there = 0
+            for number, group in groups.items():
+                if not is_done(self._store, task.name, cell, number, group):
+                    continue
+                there += len(group)
+                outputs = self._store.groups[task.name, cell, number].outputs
+                waiting += [
+                    (example, output["text"])
+                    for example, output in zip(group, outputs, strict=False)
+                    if name not in self._store.scores[task.name, cell, example.id]
+                ]
+            progress.done(0, measured=False, unit=unit, count=there - len(waiting), amount=0)
             if not waiting:
                 continue
             known = self._store.values(task.name, name)  # cells often say the same

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from dropmatch.evaluation.backends.base import budget_of
 from dropmatch.evaluation.bench.plan import Plan, baseline
-from dropmatch.evaluation.bench.progress import GROUPS, Work
+from dropmatch.evaluation.bench.progress import GROUPS, Load
 from dropmatch.evaluation.bench.store import Store
 from dropmatch.evaluation.tasks import Example, Task
 
@@ -20,10 +20,10 @@ SCORED, JUDGED, READ = "texts scored", "programs judged", "likelihoods"
 
 
 class TaskWork(NamedTuple):
-    """A task of a run: its examples in groups that are timed together, and the most tokens of a text."""
+    """A task of a run: its examples in groups that are timed together, by number, and the most tokens of a text."""
 
     task: Task
-    groups: list[list[Example]]
+    groups: dict[int, list[Example]]
     max_tokens: int
 
 
@@ -62,7 +62,7 @@ def unscored(store: Store, task: str, cell: str, name: str) -> dict[str, str]:
     return {i: text for i, text in store.texts(task, cell).items() if name not in store.scores.get((task, cell, i), {})}
 
 
-def workload(plan: Plan, cells: Collection[str], tasks: Sequence[TaskWork], store: Store) -> list[Work]:
+def workload(plan: Plan, cells: Collection[str], tasks: Sequence[TaskWork], store: Store) -> list[Load]:
     """All of a plan's work, seen from the process that runs some of its cells.
 
     Processes run one after the other, in the order of their draft lengths: what an earlier one has left has crashed.
@@ -83,7 +83,7 @@ def workload(plan: Plan, cells: Collection[str], tasks: Sequence[TaskWork], stor
         texts = scoring.setdefault(unit, _Sum(unit)) if name else None
         for cell in plan.rules:
             told, is_over = cell in cells, cell in over
-            for number, group in enumerate(groups):
+            for number, group in groups.items():
                 done, tokens = is_done(store, task.name, cell, number, group), tokens_of(group, max_tokens)
                 decoding.add(1, tokens, done, told, is_over)
                 if done:
@@ -93,7 +93,7 @@ def workload(plan: Plan, cells: Collection[str], tasks: Sequence[TaskWork], stor
                 scored = sum(done and name in store.scores.get((task.name, cell, e.id), {}) for e in group)
                 texts.add(scored, scored, True, told, is_over)
                 texts.add(len(group) - scored, len(group) - scored, False, told, is_over)
-    return [each.work() for each in (decoding, *scoring.values())]
+    return [each.load() for each in (decoding, *scoring.values())]
 
 
 class _Sum:
@@ -114,6 +114,6 @@ class _Sum:
         self._seconds += seconds
         self._known += amount
 
-    def work(self) -> Work:
+    def load(self) -> Load:
         pace = self._seconds / self._known if self._known else None
-        return Work(self._unit, self._total, self._amount, self._found, pace)
+        return Load(self._unit, self._total, self._amount, self._found, pace)
