@@ -66,6 +66,15 @@ def test_something_is_shown_before_the_first_group_is_done(clock: Clock, capsys:
         assert said(capsys) == [f"1 of 90 {GROUPS}, 0 of 30 {JUDGED}, words 1/30, strict, at least 2 min left"]
 
 
+def test_less_than_a_minute_is_no_0_minutes(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    with Bar([Load(GROUPS, 2, 2, pace=5.0)]) as bar:
+        bar.begin("a")
+        assert said(capsys) == [f"0 of 2 {GROUPS}, a, less than a minute left"]
+    with Bar([Load(GROUPS, 2, 2, pace=5.0), Load(READ, 2, 2)]) as bar:
+        bar.begin("a")
+        assert said(capsys)[-1].endswith("time left not known yet")
+
+
 def test_what_an_earlier_run_took_is_known_from_the_start(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     with Bar([Load(GROUPS, 4, 300, found=1, pace=0.6)]) as bar:
         bar.begin("b")

@@ -164,6 +164,8 @@ def test_a_loss_by_the_test_or_by_the_interval_bars_a_cell() -> None:
         assert barred(cells_of(against_strict=entry)) == {"js": ["its score is below strict's"]}
     assert best(cells_of(against_strict=scores(4, 3))) == "js"
     assert barred(cells_of(against_strict=scores(0, 9))) == {}
+    # nothing is known yet of some of its texts
+    assert barred(cells_of(against_strict=scores(0, 9), unscored=3)) == {"js": ["not all its texts are scored yet"]}
 
 
 @pytest.mark.parametrize(("high", "expected"), [(-0.01, None), (0.01, "js")])

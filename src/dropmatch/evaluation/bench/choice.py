@@ -38,15 +38,17 @@ def best(cells: Cells, judges: Sequence[dict[str, Any]] = ()) -> str | None:
 def barred(cells: Cells, judges: Sequence[dict[str, Any]] = ()) -> dict[str, list[str]]:
     """What speaks against a lossy cell, by cell; a cell that nothing speaks against is left out.
 
-    A cell is out if its texts are flagged, or measurably worse than strict's by score, likelihood or a judge: either
-    by the test, or by the interval, whichever says so. A bootstrap of few differences is too sure, and a test of few
-    is blind; neither doubt is one to name a cell the best on.
+    A cell is out if its texts are flagged, not scored yet, or measurably worse than strict's by score, likelihood or
+    a judge: either by the test, or by the interval, whichever says so. A bootstrap of few differences is too sure, and
+    a test of few is blind; neither doubt is one to name a cell the best on.
     """
     found: dict[str, list[str]] = {}
     for name, cell in cells.items():
         if _is_strict(cell):
             continue
         reasons = ["its texts are flagged"] if cell["flags"] else []
+        if cell.get("unscored"):
+            reasons.append("not all its texts are scored yet")
         for key, what in (("against_strict", "score"), ("log_likelihood_against_strict", "likelihood")):
             if _is_below(cell.get(key), by_test=key == "against_strict"):
                 reasons.append(f"its {what} is below strict's")

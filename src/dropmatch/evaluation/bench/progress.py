@@ -141,9 +141,11 @@ class Bar:
         known = [stage.left * stage.pace for stage in waiting if stage.pace is not None]
         if not waiting:
             return ""
-        if not known:
-            return "time left not known yet"
         minutes = round(sum(known) / 60)
+        if len(known) < len(waiting) and not minutes:
+            return "time left not known yet"
+        if not minutes:
+            return "less than a minute left"
         text = f"{minutes // 60} h {minutes % 60:02d} min left" if minutes >= 60 else f"{minutes} min left"
         return text if len(known) == len(waiting) else f"at least {text}"
 

@@ -123,9 +123,12 @@ def _against(name: str, task: dict[str, Any]) -> Sheet:
     headings = ("against", "n", "speed over it", "acceptance length", *quality)
     notes = [
         f"Each row is {mine} less the cell of the row, on the same examples: above 0 it accepts more or is better, and "
-        "a speed above 1 is faster. Lost and gained are its examples. Where rows are many, some p are small by chance: "
-        "none is corrected for their number."
+        "a speed above 1 is faster."
     ]
+    if metric:
+        notes.append(
+            "Lost and gained are its examples. Of many rows some p are small by chance: none is corrected for that."
+        )
     return Sheet(f"{name}: {mine} against each other lossy cell of its draft length", headings, rows, notes)
 
 
