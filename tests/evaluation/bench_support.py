@@ -24,9 +24,15 @@ class Quiet:
     def begin(self, what: str) -> None:
         self.order.append(what)
 
-    def done(self, tokens: int, measured: bool) -> None:
-        self.measured += measured
-        self.found += not measured
+    def aside(self, what: str) -> None:
+        self.order.append(what)
+
+    def done(self, tokens: int, measured: bool, *, unit: str | None = None, count: int = 1, **_: Any) -> None:
+        if unit is None:  # groups, not their texts' scores
+            self.measured += measured
+            self.found += not measured
+
+    def lost(self, amount: float, *, unit: str | None = None) -> None: ...
 
 
 class Words:

@@ -96,7 +96,7 @@ def test_a_benchmark_of_which_nothing_is_left_ends_with_an_error(
     assert "js crashed" in (out / "report.md").read_text()
     found = CliRunner().invoke(app, ["bench", "--out", str(out), "--report-only", "--rules", "js"])
     assert found.exit_code == 2
-    assert "leave out all options but --out" in found.stderr
+    assert "leave out all options but --out, --against and --plots" in found.stderr
 
 
 def test_examples_of_one_id_are_refused(prompts: list[str], tmp_path: Path) -> None:

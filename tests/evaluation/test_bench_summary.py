@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -15,12 +15,13 @@ from bench_support import Batched, Quiet, Words, plan_of, run
 
 from dropmatch.evaluation.backends import Group, Output
 from dropmatch.evaluation.backends.hf import HuggingFace
+from dropmatch.evaluation.bench.choice import barred, best
 from dropmatch.evaluation.bench.report import write_report
 from dropmatch.evaluation.bench.runner import Runner
 from dropmatch.evaluation.bench.store import Store
-from dropmatch.evaluation.bench.summary import best, summarise
+from dropmatch.evaluation.bench.summary import summarise
 from dropmatch.evaluation.bench.tables import sheets
-from dropmatch.evaluation.statistics import paired
+from dropmatch.evaluation.statistics import mcnemar, mean_interval, paired
 from dropmatch.evaluation.tasks import Example
 
 
@@ -105,7 +106,7 @@ def test_speeds_are_compared_where_cells_ran_by_turns(prompts: list[str], tmp_pa
     found = summarise(plan, Store(tmp_path, plan), {"words": "length"})["tasks"]["words"]
     assert found["cells"]["js"]["over_strict"] == {"value": 2.0, "low": 2.0, "high": 2.0, "pairs": 2}
     assert found["cells"]["naive"]["over_strict"]["pairs"] == 1  # of its two groups
-    (sheet,) = sheets({"tasks": {"words": found}})
+    sheet, _ = sheets({"tasks": {"words": found}})
     assert {row[0]: row[2] for row in sheet.rows} == {"strict": "1", "js": "2.00 (2 groups)", "naive": "2.00 (1 group)"}
 
     again = tmp_path / "again"
@@ -138,18 +139,98 @@ def test_a_rule_of_several_seeds_wins_by_their_mean() -> None:
     assert best(cells) == "naive"
 
 
-def test_few_losses_are_not_measurable() -> None:
-    entry = asdict(paired([1.0] * 100, [0.0] * 4 + [1.0] * 96))
-    assert entry["difference"]["high"] < 0  # the bootstrap is too sure
-    one = {"value": 1.0, "low": 1.0, "high": 1.0}
-    cells = {
+def cells_of(**more: Any) -> dict[str, dict[str, Any]]:
+    """Strict, and js 1.2 times as fast, with something known about it."""
+    one = {"value": 1.0, "low": 1.0, "high": 1.0, "pairs": 9}
+    fast = {**one, "value": 1.2, "low": 1.1, "high": 1.3}
+    return {
         "strict": {"rule": {"rule": "strict"}, "over_first": one, "flags": []},
-        "js": {"rule": {"rule": "js"}, "over_first": {**one, "value": 1.2}, "flags": [], "against_strict": entry},
+        "js": {"rule": {"rule": "js"}, "over_first": fast, "over_strict": fast, "flags": [], **more},
     }
-    cells["js"]["over_strict"] = one
-    assert best(cells) == "js"
-    cells["js"]["against_strict"] = asdict(paired([1.0] * 100, [0.0] * 8 + [1.0] * 92))
-    assert best(cells) is None
+
+
+def scores(lost: int, gained: int, n: int = 100) -> dict[str, Any]:
+    same = n - lost - gained
+    return asdict(paired([1.0] * lost + [0.0] * gained + [1.0] * same, [0.0] * lost + [1.0] * (n - lost)))
+
+
+def test_a_loss_by_the_test_or_by_the_interval_bars_a_cell() -> None:
+    few, some, many = scores(4, 0), scores(11, 3, 82), scores(8, 0)
+    assert few["difference"]["high"] < 0 < 0.05 < few["p_value"]
+    assert some["difference"]["high"] < 0 < 0.05 < some["p_value"]  # -9.8 points
+    assert many["p_value"] < 0.05
+    for entry in (few, some, many):
+        assert best(cells_of(against_strict=entry)) is None
+        assert barred(cells_of(against_strict=entry)) == {"js": ["its score is below strict's"]}
+    assert best(cells_of(against_strict=scores(4, 3))) == "js"
+    assert barred(cells_of(against_strict=scores(0, 9))) == {}
+    # nothing is known yet of some of its texts
+    assert barred(cells_of(against_strict=scores(0, 9), unscored=3)) == {"js": ["not all its texts are scored yet"]}
+
+
+@pytest.mark.parametrize(("high", "expected"), [(-0.01, None), (0.01, "js")])
+def test_a_likelihood_below_stricts_bars_a_cell(high: float, expected: str | None) -> None:
+    entry = {
+        "difference": {"value": -0.05, "low": -0.1, "high": high},
+        "lost": 30,
+        "gained": 9,
+        "p_value": 1e-3,
+        "n": 39,
+    }
+    assert best(cells_of(log_likelihood_against_strict=entry)) == expected
+
+
+def won(wins: int, losses: int) -> dict[str, Any]:
+    values = [1.0] * wins + [0.0] * losses + [0.5] * 20
+    return {
+        "wins": wins, "losses": losses, "p_value": mcnemar(losses, wins), "win_rate": asdict(mean_interval(values)),
+    }  # fmt: skip
+
+
+def test_what_a_judge_finds_worse_is_barred() -> None:
+    def judge(entry: dict[str, Any] | None, refused: str | None = None) -> dict[str, Any]:
+        return {"model": "j", "refused": refused, "cells": {} if entry is None else {"js": entry}}
+
+    assert barred(cells_of(), [judge(won(4, 20))]) == {"js": ["j judges it worse"]}
+    assert barred(cells_of(), [judge(won(0, 5))]) == {"js": ["j judges it worse"]}  # p = 0.06
+    assert barred(cells_of(), [judge(won(9, 12)), judge(won(20, 4)), judge(None)]) == {}
+    grades = asdict(paired([7.0] * 30, [6.0] * 20 + [7.0] * 10))
+    assert barred(cells_of(), [judge({"score": None, "against": grades})]) == {"js": ["j judges it worse"]}
+    assert barred(cells_of(), [judge({"score": None, "against": None})]) == {}
+    # of a judge whose answers are worthless nothing is known
+    assert barred(cells_of(), [judge({"judged": 9}, refused="?")]) == {}
+    nothing = {"wins": 0, "losses": 0, "win_rate": None, "p_value": None}
+    assert barred(cells_of(), [judge(nothing)]) == {}
+
+
+def test_the_report_says_how_much_is_known_of_the_fastest(prompts: list[str], tmp_path: Path) -> None:
+    class Faster(Batched):
+        def generate(self, examples: Sequence[Example], options: Mapping[str, Any], max_tokens: int) -> Group:
+            group = super().generate(examples, options, max_tokens)
+            seconds = {"strict": 0.5, "js": 0.25, "naive": 0.1}[options["rule"]]
+            texts = ["no" if options["rule"] == "naive" else output.text for output in group.outputs]
+            return Group([replace(o, text=text) for o, text in zip(group.outputs, texts, strict=True)], seconds)
+
+    plan = plan_of("js:sampled", "naive", max_tokens=8, seeds=[0, 1])
+    store, _ = run(plan, tmp_path, Faster(), Words(prompts, tokens=2))
+    write_report(plan, store, {"words": "length"})
+    text = (tmp_path / "report.md").read_text()
+    seed = "js:verdict=sampled:mask_seed=1:token_floor=0"
+    assert (
+        f"{seed}: 2.00 [2.00, 2.00] times the speed of strict; +0.0 [+0.0, +0.0] points against strict, p = 1, n = 5."
+        in text
+    )
+    assert "Never named the fastest: naive: its score is below strict's." in text
+
+
+def test_a_report_says_where_no_speed_can_be_compared(prompts: list[str], tmp_path: Path) -> None:
+    run(plan_of(max_tokens=8), tmp_path, Batched(), Words(prompts))
+    plan = plan_of("js", max_tokens=8)
+    store, _ = run(plan, tmp_path, Batched(), Words(prompts))
+    write_report(plan, store, {"words": "length"})
+    text = (tmp_path / "report.md").read_text()
+    assert "No lossy cell has a speed that can be compared with strict's" in text
+    assert "No lossy cell is both faster" not in text
 
 
 class Looping(Batched):
@@ -181,7 +262,7 @@ def test_the_reports_open_by_themselves(prompts: list[str], tmp_path: Path) -> N
     page = (tmp_path / "report.html").read_text()
     assert not re.search(r'(?:src|href)="(?!#)', page.replace("xlink:href", "href"))
     assert not re.search(r"@import|url\((?!#)", page)
-    assert page.count("<table>") == 2
+    assert page.count("<table>") == 3
     assert "js:verdict=sampled:mask_seed=1" in page
     drawn = sorted(tmp_path.glob("*.svg"))
     pytest.importorskip("matplotlib")

@@ -18,6 +18,7 @@ from dropmatch.evaluation.statistics import (
     paired,
     ratio_interval,
     share_interval,
+    sums_ratio_difference,
     sums_ratio_interval,
     sums_ratio_intervals,
 )
@@ -162,3 +163,29 @@ def test_many_ratios_of_sums_are_those_of_each() -> None:
     assert nothing is None
     rare = sums_ratio_intervals(np.array([[2.0], *[[0.0]] * 9]), np.array([[4.0], *[[0.0]] * 9]))
     assert rare == [Interval(0.5, 0.5, 0.5)]  # samples without the one that says something say nothing
+
+
+def test_a_difference_of_ratios_of_sums_is_scipys() -> None:
+    draws = np.random.default_rng(8)
+    rounds = draws.integers(5, 40, 60)
+    other = rounds + draws.integers(0, 6, 60)  # of the same examples, so that both are long together
+    a, c = rounds + draws.binomial(rounds * 5, 0.6), other + draws.binomial(other * 5, 0.5)
+    found = sums_ratio_difference((a.tolist(), rounds.tolist()), (c.tolist(), other.tolist()))
+
+    def difference(*sums: np.ndarray, axis: int = -1) -> np.ndarray:
+        first, below, second, base = (each.sum(axis=axis) for each in sums)
+        return np.asarray(first / below - second / base)
+
+    theirs = bootstrap(
+        (a, rounds, c, other), difference, paired=True, n_resamples=10_000, method="percentile",
+        rng=np.random.default_rng(1),
+    ).confidence_interval  # fmt: skip
+    assert found.value == pytest.approx(a.sum() / rounds.sum() - c.sum() / other.sum())
+    assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=0.02)
+    # the same twice differs by nothing, however few the examples
+    same = ([4, 9], [1, 2])
+    assert sums_ratio_difference(same, same) == Interval(0.0, 0.0, 0.0)
+    # examples without a round of one of them say nothing
+    assert sums_ratio_difference(([4, 9, 7], [1, 2, 0]), ([4, 9, 5], [1, 2, 3])) == Interval(0.0, 0.0, 0.0)
+    with pytest.raises(ValueError, match="nothing to divide by"):
+        sums_ratio_difference(([1], [0]), ([1], [1]))

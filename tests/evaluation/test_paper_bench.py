@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench_support import Quiet
 
 from dropmatch.config import AcceptanceConfig
 from dropmatch.errors import SettingError
@@ -20,17 +21,6 @@ from dropmatch.evaluation.paper import batches as table5
 from dropmatch.evaluation.paper.batches import batch_plans, batches_sheet, batches_table, measure_batches
 from dropmatch.evaluation.paper.speculative import speculative_plan, speculative_sheets, speculative_table
 from dropmatch.evaluation.tasks import Example, Task
-
-
-class Quiet:
-    def __init__(self) -> None:
-        self.measured = self.found = 0
-
-    def begin(self, what: str) -> None: ...
-
-    def done(self, tokens: int, measured: bool) -> None:
-        self.measured += measured
-        self.found += not measured
 
 
 class Words:

@@ -154,7 +154,28 @@ ReportOnly = Annotated[
     typer.Option(
         "--report-only",
         rich_help_panel=o.OUTPUT,
-        help="Run nothing; report what the --out folder holds: no other option is needed.",
+        help="Run nothing; report what the --out folder holds, of a benchmark that is still running too: of the other "
+        "options only --against and --plots are taken.",
+    ),
+]
+Against = Annotated[
+    str | None,
+    typer.Option(
+        "--against",
+        metavar="CELL",
+        show_default="the first of js and naive",
+        rich_help_panel=o.OUTPUT,
+        help="The cell that the report compares with each other one of its draft length: js:p=0.1.",
+    ),
+]
+Plots = Annotated[
+    Path | None,
+    typer.Option(
+        "--plots",
+        metavar="DIR",
+        show_default=False,
+        rich_help_panel=o.OUTPUT,
+        help="Write the figures there too, as TASK-NAME.svg.",
     ),
 ]
 
@@ -177,6 +198,8 @@ def bench(
     batch: Batch = None,
     raw: o.RawPrompts = False,
     report_only: ReportOnly = False,
+    against: Against = None,
+    plots: Plots = None,
     color: o.Color = None,
 ) -> None:
     """Measure rules on tasks: speed beside quality, against strict decoding on the same examples.
@@ -187,9 +210,12 @@ def bench(
 
     Example: dropmatch bench --task gsm8k_cot --rules js:p=0.1,js:p=0.3,typical --limit 100 --out results/first
     """
+    from dropmatch.evaluation.bench.pairs import reference
     from dropmatch.evaluation.bench.plan import Plan, cells, parse_tasks, with_setting
+    from dropmatch.evaluation.bench.plots import prepare
     from dropmatch.evaluation.bench.report import write_report
     from dropmatch.evaluation.bench.store import Store
+    from dropmatch.evaluation.bench.unfinished import score_what_is_there
     from dropmatch.evaluation.bench.worker import run, tasks_of
 
     given: dict[str, Any] = {"target": target, "draft": draft, "engine": engine, "batch": batch, "limit": limit}
@@ -199,7 +225,9 @@ def bench(
     choices = {"metric": metric or [], "filter": filter_name or []}
     if report_only:
         if plan_file is not None or given or unsafe_code or any(choices.values()):
-            raise SettingError(f"--report-only reports what {out} holds: leave out all options but --out")
+            raise SettingError(
+                f"--report-only reports what {out} holds: leave out all options but --out, --against and --plots"
+            )
         plan = Plan.load(out)
     else:
         values = {"target": o.DEFAULT_TARGET, **({} if plan_file is None else Plan.read(plan_file)), **given}
@@ -213,6 +241,11 @@ def bench(
             if unsafe_code:
                 values["tasks"] = with_setting(values["tasks"], "unsafe_code", [True])
         plan = Plan.from_values(values)
+    before = Plan.load(out).rules if (out / "plan.json").exists() else ()
+    # now, and not after hours
+    reference(replace(plan, rules=tuple(dict.fromkeys([*plan.rules, *before]))), against)
+    if plots is not None:
+        prepare(plots)
 
     errors, output = error_console(color), output_console(color)
     tasks = tasks_of(plan)
@@ -227,8 +260,12 @@ def bench(
     if (out / "plan.json").exists():
         plan = replace(plan, rules=Plan.load(out).rules)  # with the cells that were run there before
     store = Store(out, plan)
+    if interrupted or report_only:
+        for name, why in score_what_is_there(plan, store, tasks).items():
+            say(errors, "", f"{name}: texts that have no score yet stay without one: {why}")
     if store.groups or store.failures:
-        output.print(write_report(plan, store, {each.name: each.metric for each in tasks}))
+        metrics = {each.name: each.metric for each in tasks}
+        output.print(write_report(plan, store, metrics, against=against, plots=plots))
         say(errors, "", f"written: {', '.join(str(path) for path in sorted(out.glob('report.*')))}")
     if interrupted:
         raise typer.Exit(INTERRUPTED)

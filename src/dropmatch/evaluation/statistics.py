@@ -124,6 +124,32 @@ def sums_ratio_intervals(above: np.ndarray, below: np.ndarray, seed: int = 0) ->
     return intervals
 
 
+def sums_ratio_difference(
+    first: tuple[Sequence[float], Sequence[float]], second: tuple[Sequence[float], Sequence[float]], seed: int = 0
+) -> Interval:
+    """Ratio of two sums less another ratio of two, over the same examples; the interval resamples examples of both.
+
+    Args:
+        first, second: of each, what is above and what is below by example. Examples with nothing below in one of them
+            are left out.
+        seed: of the bootstrap.
+
+    Raises:
+        ValueError: the sums below are 0.
+    """
+    rows = [row for row in zip(*first, *second, strict=True) if row[1] and row[3]]
+    if not rows:
+        raise ValueError("there is nothing to divide by")
+    a, b, c, d = np.asarray(rows, dtype=float).T
+
+    def estimate(places: np.ndarray, axis: int) -> np.ndarray:
+        sums = [values[places].sum(axis=axis) for values in (a, b, c, d)]
+        return np.asarray(sums[0] / sums[1] - sums[2] / sums[3])
+
+    value = float(a.sum() / b.sum() - c.sum() / d.sum())
+    return Interval(value, *_ends(np.arange(len(rows)), estimate, seed))
+
+
 def share_interval(yes: int, n: int) -> Interval:
     """A share with Wilson's interval, which does not shrink to a point at 0 and 1."""
     z, share = 1.959964, yes / n

@@ -2,26 +2,78 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
+import itertools
+import re
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from dropmatch.acceptance.evidence import LOSSLESS_REASONS
+from dropmatch.errors import SettingError
 
 
-def figures(name: str, task: dict[str, Any]) -> dict[str, str]:
-    """Figures of one task, by title; none without matplotlib."""
+@dataclass(frozen=True)
+class Drawn:
+    """A figure.
+
+    Attributes:
+        title: what it shows, and of which task.
+        file: a name for it, which stays the same from report to report.
+        svg: it.
+    """
+
+    title: str
+    file: str
+    svg: str
+
+
+def prepare(folder: Path) -> None:
+    """Make a folder for figures.
+
+    Raises:
+        SettingError: it cannot be made, or matplotlib is not installed.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise SettingError("figures need matplotlib: pip install 'dropmatch[eval]'")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingError(f"cannot write figures into {folder}: {error.strerror}") from error
+
+
+def figures(summary: dict[str, Any]) -> list[Drawn]:
+    """Figures of all tasks of a summary; none without matplotlib."""
     try:
         import matplotlib
     except ImportError:
-        return {}
+        return []
     matplotlib.use("svg")
-    found = {
-        "Speed and quality": _speed_and_quality(task),
-        "Acceptance length by draft length": _by_draft_length(task),
-        "Rounds that accept a draft token and all before it": _by_position(task),
-        "Accepted draft tokens by reason": _by_reason(task),
-    }
-    return {f"{name}: {title}": svg for title, svg in found.items() if svg is not None}
+    found: list[Drawn] = []
+    stems: set[str] = set()
+    with matplotlib.rc_context({"svg.hashsalt": "dropmatch"}):  # the same summary gives the same files
+        for name, task in summary["tasks"].items():
+            stem = _stem(name, stems)
+            stems.add(stem)
+            for title, short, draw in (
+                ("Speed and quality", "speed-and-quality", _speed_and_quality),
+                ("Acceptance length by draft length", "acceptance-length", _by_draft_length),
+                ("Rounds that accept a draft token and all before it", "by-position", _by_position),
+                ("Accepted draft tokens by reason", "by-reason", _by_reason),
+            ):
+                svg = draw(task)
+                if svg is not None:
+                    file = f"{stem}-{short}.svg" if stem else f"{short}.svg"
+                    found.append(Drawn(f"{name}: {title}", file, svg))
+    return found
+
+
+def _stem(task: str, taken: set[str]) -> str:
+    """How a task's files begin; tasks of the same letters and digits of a to z and 0 to 9 are numbered."""
+    slug = re.sub(r"[^a-z0-9]+", "-", task.lower()).strip("-")
+    names = itertools.chain([slug], (f"{slug}-{number}".strip("-") for number in itertools.count(2)))
+    return next(name for name in names if name not in taken)
 
 
 def _speed_and_quality(task: dict[str, Any]) -> str | None:
@@ -40,7 +92,7 @@ def _speed_and_quality(task: dict[str, Any]) -> str | None:
             xerr=_ends(speed),
             yerr=_ends(quality),
             fmt="os^Dv<>P"[number % 8],
-            label=f"{name}, flagged" if cell["flags"] else name,
+            label=f"{task['labels'][name]}, flagged" if cell["flags"] else task["labels"][name],
             markerfacecolor="none" if cell["flags"] else None,
             capsize=2,
             linewidth=0.8,
@@ -53,20 +105,22 @@ def _speed_and_quality(task: dict[str, Any]) -> str | None:
 
 def _by_draft_length(task: dict[str, Any]) -> str | None:
     from dropmatch.config import DraftConfig
-    from dropmatch.rule_text import rule_text
+    from dropmatch.rule_text import parse_rule, rule_text
 
-    lines: dict[str, list[tuple[int, float]]] = {}
-    for cell in task["cells"].values():
-        length = cell["rule"].get("draft_length", DraftConfig.draft_length)
-        if cell["acceptance_length"]:
-            name = rule_text({**cell["rule"], "draft_length": None})
-            lines.setdefault(name, []).append((length, cell["acceptance_length"]))
-    lines = {name: sorted(points) for name, points in lines.items() if len(points) > 1}
+    found: dict[str, dict[int, dict[str, float]]] = {}
+    for cell, entry in task["cells"].items():
+        length = entry["rule"].get("draft_length", DraftConfig.draft_length)
+        if entry["acceptance_length_interval"]:
+            name = rule_text({**parse_rule(task["labels"][cell]), "draft_length": None})
+            found.setdefault(name, {})[length] = entry["acceptance_length_interval"]
+    lines = {name: sorted(points.items()) for name, points in found.items() if len(points) > 1}
     if not lines:
         return None
     figure, axes = _axes()
     for name, points in lines.items():
-        axes.plot(*zip(*points, strict=True), marker="o", label=name)
+        lengths, values = zip(*points, strict=True)
+        ends = [[end for (end,) in side] for side in zip(*map(_ends, values), strict=True)]
+        axes.errorbar(lengths, [each["value"] for each in values], yerr=ends, marker="o", capsize=2, label=name)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("draft length L")
     axes.set_ylabel("acceptance length")
@@ -75,7 +129,11 @@ def _by_draft_length(task: dict[str, Any]) -> str | None:
 
 
 def _by_position(task: dict[str, Any]) -> str | None:
-    cells = {name: cell["accepted_by_position"] for name, cell in task["cells"].items() if cell["accepted_by_position"]}
+    cells = {
+        task["labels"][name]: cell["accepted_by_position"]
+        for name, cell in task["cells"].items()
+        if cell["accepted_by_position"]
+    }
     if not cells:
         return None
     figure, axes = _axes()
@@ -90,7 +148,7 @@ def _by_position(task: dict[str, Any]) -> str | None:
 
 
 def _by_reason(task: dict[str, Any]) -> str | None:
-    cells = {name: cell for name, cell in task["cells"].items() if cell["accepted_by_reason"]}
+    cells = {task["labels"][name]: cell for name, cell in task["cells"].items() if cell["accepted_by_reason"]}
     if not cells:
         return None
     figure, axes = _axes(height=0.3 * len(cells) + 1.2)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import html
-import itertools
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Group as Lines
 
 from dropmatch.evaluation.bench.plan import Plan
-from dropmatch.evaluation.bench.plots import figures
+from dropmatch.evaluation.bench.plots import Drawn, figures, prepare
 from dropmatch.evaluation.bench.store import Store
 from dropmatch.evaluation.bench.summary import summarise
 from dropmatch.evaluation.bench.tables import Sheet, sheets
@@ -23,7 +22,8 @@ HOW_TO_READ = (
     "Speed is the median over groups of examples of a cell's tokens per second over strict's in the same group, with "
     "a 95 % bootstrap interval over groups. Scores and acceptance lengths have 95 % intervals over examples: Wilson's "
     "for shares of right answers, else bootstrap; lost and gained are examples against strict, p is McNemar's exact "
-    "test. Few examples prove little: an interval that holds 0 is no proof of no loss."
+    "test. The fastest cell is looked for among those that neither a test nor a paired interval puts below strict. "
+    "Few examples prove little: an interval that holds 0 is no proof of no loss."
 )
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 75rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
@@ -37,27 +37,40 @@ figcaption, .note { color: #555; font-size: 90% }
 """
 
 
-def write_report(plan: Plan, store: Store, metrics: dict[str, str | None]) -> Lines:
+def write_report(
+    plan: Plan,
+    store: Store,
+    metrics: dict[str, str | None],
+    *,
+    against: str | None = None,
+    plots: Path | None = None,
+) -> Lines:
     """Write all reports into the benchmark's folder.
 
     Args:
         plan: what was run.
         store: its records.
         metrics: of each task, by its name, what its score is called.
+        against: the cell that is compared with each other; None is DropMatch's first.
+        plots: a folder that the figures are written to as well; it is made if it is not there.
 
     Returns:
         The tables for a terminal.
+
+    Raises:
+        SettingError: the benchmark has no such cell, or there can be no figures in the folder for them.
     """
-    summary = summarise(plan, store, metrics)
+    summary = summarise(plan, store, metrics, against)
     summary["machines"] = store.machines()
-    tables = sheets(summary)
-    drawn = {title: svg for name, task in summary["tasks"].items() for title, svg in figures(name, task).items()}
+    tables, drawn = sheets(summary), figures(summary)
     about = _about(plan, summary["machines"])
     _write(store.folder / "report.json", json.dumps(summary, ensure_ascii=False, indent=1) + "\n")
-    files = _file_names(drawn)
-    for title, svg in drawn.items():
-        _write(store.folder / files[title], svg)
-    _write(store.folder / "report.md", _markdown(tables, about, files))
+    if plots is not None:
+        prepare(plots)
+    for folder in (store.folder, *([] if plots is None else [plots])):
+        for each in drawn:
+            _write(folder / each.file, each.svg)
+    _write(store.folder / "report.md", _markdown(tables, about, drawn))
     _write(store.folder / "report.html", _html(tables, about, drawn))
     return for_terminal(tables)
 
@@ -74,17 +87,17 @@ def _about(plan: Plan, machines: dict[str, dict[str, Any]]) -> str:
     return f"{models}, greedy, {budget}{batch}; {where}."
 
 
-def _markdown(tables: list[Sheet], about: str, files: dict[str, str]) -> str:
+def _markdown(tables: list[Sheet], about: str, drawn: Sequence[Drawn]) -> str:
     parts = [about, HOW_TO_READ]
     for table in tables:
         rows = [table.headings, ("---", *("---:",) * (len(table.headings) - 1)), *table.rows]
         body = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
         parts += [f"## {table.title}", body, *table.notes]
-    parts += [f"![{title}]({file})" for title, file in files.items()]
+    parts += [f"![{each.title}]({each.file})" for each in drawn]
     return "\n\n".join(parts) + "\n"
 
 
-def _html(tables: list[Sheet], about: str, drawn: dict[str, str]) -> str:
+def _html(tables: list[Sheet], about: str, drawn: Sequence[Drawn]) -> str:
     parts = [f"<p>{html.escape(about)}</p>", f'<p class="note">{html.escape(HOW_TO_READ)}</p>']
     for table in tables:
         head = "".join(f"<th>{html.escape(text)}</th>" for text in table.headings)
@@ -97,8 +110,8 @@ def _html(tables: list[Sheet], about: str, drawn: dict[str, str]) -> str:
     if not drawn:
         parts.append("<p class=\"note\">Figures need matplotlib: pip install 'dropmatch[eval]'.</p>")
     parts += [
-        f"<figure>{_apart(svg, number)}<figcaption>{html.escape(title)}</figcaption></figure>"
-        for number, (title, svg) in enumerate(drawn.items())
+        f"<figure>{_apart(each.svg, number)}<figcaption>{html.escape(each.title)}</figcaption></figure>"
+        for number, each in enumerate(drawn)
     ]
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>dropmatch bench</title>\n'
@@ -109,16 +122,6 @@ def _html(tables: list[Sheet], about: str, drawn: dict[str, str]) -> str:
 def _apart(svg: str, number: int) -> str:
     """The ids in a figure, different from those of the others on the page."""
     return re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>f{number}-", svg)
-
-
-def _file_names(titles: Iterable[str]) -> dict[str, str]:
-    """A file for each title; those that have the same letters and digits of a to z and 0 to 9 are numbered."""
-    found: dict[str, str] = {}
-    for title in titles:
-        slug = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
-        names = (f"{slug}-{number}.svg" if number > 1 else f"{slug}.svg" for number in itertools.count(1))
-        found[title] = next(name for name in names if name not in found.values())
-    return found
 
 
 def _write(path: Path, text: str) -> None:

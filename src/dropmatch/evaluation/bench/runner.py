@@ -17,8 +17,17 @@ from typing import Any, Protocol
 from dropmatch.errors import SettingError
 from dropmatch.evaluation.backends import Backend, EngineLost
 from dropmatch.evaluation.bench.plan import DEFAULT_TOKENS, Plan, TaskChoice, options
+from dropmatch.evaluation.bench.progress import Load
 from dropmatch.evaluation.bench.store import SCORING, Store, conversation
 from dropmatch.evaluation.bench.under_way import Note, Step
+from dropmatch.evaluation.bench.workload import (
+    TaskWork,
+    is_done,
+    score_of,
+    scoring_unit,
+    tokens_of,
+    workload,
+)
 from dropmatch.evaluation.tasks import Example, Task, following
 
 Work = list[tuple[Task, list[Example], int]]
@@ -26,18 +35,28 @@ WARM_UP_TOKENS = 8
 # the groups of each turn are numbered from a multiple of this, so that more examples leave them as they are
 TURN = 10**6
 LIKELIHOODS = 4  # texts that the target reads again before they are written down
-SCORE, LOG_LIKELIHOOD = "score", "log_likelihood"
+SCORES = 8  # and that a task scores
 
 
 class Progress(Protocol):
-    """Told how far a run has come."""
+    """Told how far a run has come; `Bar` says what its arguments mean."""
 
     def begin(self, what: str) -> None:
         """Something else is done now."""
         ...
 
-    def done(self, tokens: int, measured: bool) -> None:
-        """A group of a cell is there; measured now, or found in the folder."""
+    def aside(self, what: str) -> None:
+        """Something is done that is none of the work."""
+        ...
+
+    def done(
+        self, tokens: int, measured: bool, *, unit: str | None = None, count: int = 1, amount: float | None = None
+    ) -> None:
+        """A group of a cell, or something else, is there; measured now, or found in the folder."""
+        ...
+
+    def lost(self, amount: float, *, unit: str | None = None) -> None:
+        """So much will not be done."""
         ...
 
 
@@ -76,7 +95,7 @@ def examples_of(task: Task, choice: TaskChoice) -> tuple[list[Example], int]:
 
 def is_scored(plan: Plan, task: Task) -> bool:
     """Whether a task's texts get a number each."""
-    return task.metric is not None or plan.log_likelihood
+    return score_of(plan, task.metric) is not None
 
 
 def check_ids(task: str, examples: Sequence[Example]) -> None:
@@ -140,19 +159,18 @@ class Runner:
                 backend.check(flat(cell))
             except SettingError as error:
                 raise SettingError(f"{cell}: {error}") from None
-        self._work: list[tuple[Task, dict[int, list[Example]], int]] = []
+        self._work: list[TaskWork] = []
         for task, examples, max_tokens in work_of(plan, tasks) if work is None else work:
             store.check_examples(task.name, examples)
             try:
                 backend.check_prompts(examples, max_tokens)
             except SettingError as error:
                 raise SettingError(f"{task.name}, {error}") from None
-            self._work.append((task, in_groups(examples, backend.group), max_tokens))
+            self._work.append(TaskWork(task, in_groups(examples, backend.group), max_tokens))
 
-    @property
-    def total(self) -> int:
-        """Groups of cells, those found in the folder among them."""
-        return len(self._cells) * sum(len(groups) for _, groups, _ in self._work)
+    def workload(self) -> list[Load]:
+        """All of the plan's work, that of its other cells too."""
+        return workload(self._plan, self._cells, self._work, self._store)
 
     def run(self, progress: Progress) -> None:
         """Decode what is missing, then score it.
@@ -162,53 +180,53 @@ class Runner:
         """
         warm = False
         for task, groups, max_tokens in self._work:
+            for cell in self._cells:
+                if Step(task.name, cell) in self._crashed:  # in a process before
+                    self._give_up(task, cell, groups, max_tokens, progress)
+        for task, groups, max_tokens in self._work:
             for place, (number, group) in enumerate(groups.items()):
                 turn = place % len(self._cells)
                 for cell in self._cells[turn:] + self._cells[:turn]:
-                    if self._is_done(task, cell, number, group):
-                        progress.done(0, measured=False)
+                    if is_done(self._store, task.name, cell, number, group):
+                        progress.done(0, measured=False, amount=0)
+                        continue
+                    if Step(task.name, cell) in self._crashed:
                         continue
                     if not warm:
                         self._warm_up(task, groups[0], progress)
                         warm = True
                     progress.begin(f"{task.name} {place + 1}/{len(groups)}, {cell}")
-                    tokens = self._measure(task, cell, number, group, max_tokens)
-                    progress.done(tokens, measured=True)
+                    if self._measure(task, cell, number, group, max_tokens):
+                        tokens = sum(output["tokens"] for output in self._store.groups[task.name, cell, number].outputs)
+                        progress.done(tokens, measured=True, amount=tokens_of(group, max_tokens))
+                    else:
+                        self._give_up(task, cell, groups, max_tokens, progress)
             self._score(task, groups, progress)
-
-    def _is_done(self, task: Task, cell: str, number: int, group: Sequence[Example]) -> bool:
-        """Whether a group is there; with more examples than are asked for now it is, too."""
-        found = self._store.groups.get((task.name, cell, number))
-        if found is None or found.ids[: len(group)] != [example.id for example in group]:
-            return False
-        # a turn before that was decoded anew makes what followed it a reply to something else
-        texts = self._store.texts(task.name, cell) if group[0].after else {}
-        pairs = zip(group, found.outputs, strict=False)
-        return all(list(output.get("after", ())) == [texts.get(i) for i in e.after] for e, output in pairs)
 
     def _warm_up(self, task: Task, group: Sequence[Example], progress: Progress) -> None:
         """A few tokens of each cell, which are not kept."""
         for cell in self._cells:
             if not self._begins(Step(task.name, cell)):
                 continue
-            progress.begin(f"warming up: {cell}")
+            progress.aside(f"warming up: {cell}")
             _guarded(partial(self._backend.generate, group[:2], flat(cell), WARM_UP_TOKENS))
 
-    def _measure(self, task: Task, cell: str, number: int, group: Sequence[Example], max_tokens: int) -> int:
+    def _measure(self, task: Task, cell: str, number: int, group: Sequence[Example], max_tokens: int) -> bool:
+        """Whether the group was decoded, and the cell has not crashed."""
         if not self._begins(Step(task.name, cell)):
-            return 0
+            return False
         if group[0].after:
             texts = self._store.texts(task.name, cell)
             if not all(i in texts for example in group for i in example.after):
-                return 0  # a turn before has failed, which is kept already
+                return False  # a turn before has failed, which is kept already
             group = [following(example, texts) for example in group]
         found, error = _guarded(partial(self._backend.generate, group, flat(cell), max_tokens))
         if error is not None:
             self._store.fail(task.name, cell, error)
             self._crashed.add(Step(task.name, cell))
-            return 0
+            return False
         self._store.add(task.name, cell, number, group, found)
-        return sum(output.tokens for output in found.outputs)
+        return True
 
     def _begins(self, step: Step) -> bool:
         """Note a step; False if it is to be left out."""
@@ -217,23 +235,35 @@ class Runner:
         self._note(step)
         return True
 
+    def _give_up(
+        self, task: Task, cell: str, groups: Mapping[int, Sequence[Example]], max_tokens: int, progress: Progress
+    ) -> None:
+        """What is missing of a cell that has crashed will not be done."""
+        missing = [group for n, group in groups.items() if not is_done(self._store, task.name, cell, n, group)]
+        progress.lost(sum(tokens_of(group, max_tokens) for group in missing))
+        if is_scored(self._plan, task):
+            progress.lost(sum(len(group) for group in missing), unit=scoring_unit(task))
+
     def _score(self, task: Task, groups: Mapping[int, Sequence[Example]], progress: Progress) -> None:
         """Scores of the texts that have none, and of open-ended ones what the target gives them."""
-        name = SCORE if task.metric else LOG_LIKELIHOOD
-        if not is_scored(self._plan, task):
+        name, unit = score_of(self._plan, task.metric), scoring_unit(task)
+        if name is None:
             return
         measure = task.score if task.metric else self._backend.log_likelihoods
         for cell in self._cells:
             waiting: list[tuple[Example, str]] = []
+            there = 0
             for number, group in groups.items():
-                if not self._is_done(task, cell, number, group):
+                if not is_done(self._store, task.name, cell, number, group):
                     continue
+                there += len(group)
                 outputs = self._store.groups[task.name, cell, number].outputs
                 waiting += [
                     (replace(example, replies=conversation(output)[:-1]), output["text"])
                     for example, output in zip(group, outputs, strict=False)
                     if name not in self._store.scores[task.name, cell, example.id]
                 ]
+            progress.done(0, measured=False, unit=unit, count=there - len(waiting), amount=0)
             if not waiting or not self._begins(Step(task.name, cell, scoring=True)):
                 continue
             known = self._store.values(task.name, name)  # cells often say the same
@@ -242,17 +272,20 @@ class Runner:
             rest = [(e, text) for e, text in waiting if e.id not in found]
             if found:
                 self._store.score(task.name, cell, name, found)
-            # a harness may score texts together; what the target gives them takes long, and is kept as it comes
-            size = max(1, len(rest)) if task.metric else max(LIKELIHOODS, self._backend.group)
+                progress.done(0, measured=True, unit=unit, count=len(found))
+            # programs run long, and so does what the target reads: kept as they come
+            size = SCORES if task.metric else max(LIKELIHOODS, self._backend.group)
             for start in range(0, len(rest), size):
                 part = rest[start : start + size]
                 progress.begin(f"{task.name}, scoring {cell}, {start + len(part)}/{len(rest)}")
                 values, error = _guarded(partial(measure, [e for e, _ in part], [text for _, text in part]))
                 if error is not None:
                     self._store.fail(task.name, cell, f"{SCORING}{error}")
+                    progress.lost(len(rest) - start, unit=unit)
                     break
                 scores = {e.id: value for (e, _), value in zip(part, values, strict=True)}
                 self._store.score(task.name, cell, name, scores)
+                progress.done(0, measured=True, unit=unit, count=len(part))
 
 
 def _guarded(act: Callable[[], Any]) -> tuple[Any, str | None]:

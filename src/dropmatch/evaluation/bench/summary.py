@@ -12,16 +12,26 @@ from dataclasses import asdict
 from statistics import mean, median
 from typing import Any
 
-from dropmatch.evaluation.bench.plan import STRICT, Plan, baseline, without_seed
-from dropmatch.evaluation.bench.runner import LOG_LIKELIHOOD, SCORE
-from dropmatch.evaluation.bench.store import Store, Timed
+from dropmatch.evaluation.bench.choice import barred, best, has_speeds
+from dropmatch.evaluation.bench.labels import labels, settings_of
+from dropmatch.evaluation.bench.pairs import (
+    against_each_other,
+    groups_of,
+    reference,
+    score_against,
+    shared,
+    speed_of,
+    speed_over,
+    value_of,
+)
+from dropmatch.evaluation.bench.plan import Plan, baseline, without_seed
+from dropmatch.evaluation.bench.store import Store
+from dropmatch.evaluation.bench.workload import LOG_LIKELIHOOD, SCORE, score_of, unscored
 from dropmatch.evaluation.judge.judgements import Judgements
 from dropmatch.evaluation.judge.results import results
 from dropmatch.evaluation.statistics import (
     Interval,
     mean_interval,
-    paired,
-    ratio_interval,
     share_interval,
     sums_ratio_interval,
 )
@@ -30,73 +40,50 @@ from dropmatch.rule_text import parse_rule
 
 # a cell with so many percent more of its texts looping or cut than strict's is flagged
 MORE_LOOPS, MORE_CUTS = 5.0, 10.0
-SIGNIFICANT = 0.05
 
 
-def summarise(plan: Plan, store: Store, metrics: dict[str, str | None]) -> dict[str, Any]:
+def summarise(plan: Plan, store: Store, metrics: dict[str, str | None], against: str | None = None) -> dict[str, Any]:
     """Everything, ready for JSON.
 
     Args:
         plan: what was run.
         store: its records.
         metrics: of each task, by its name, what its score is called; None of an open-ended task.
+        against: the cell that is compared with each other; None is DropMatch's first.
+
+    Raises:
+        SettingError: the benchmark has no such cell, or its plan or its judgements cannot be read.
     """
-    tasks, judgements = {}, Judgements(store.folder)
+    tasks, judgements, chosen = {}, Judgements(store.folder), reference(plan, against)
+    names = labels(plan.rules, settings_of(store.folder))
     for task, metric in metrics.items():
-        cells = {cell: _cell(store, task, cell) for cell in plan.rules if _groups(store, task, cell)}
+        cells = {cell: _cell(store, task, cell) for cell in plan.rules if groups_of(store, task, cell)}
         for cell, entry in cells.items():
             _compare(store, task, cell, baseline(cell), entry, cells)
             # vLLM decodes each draft length in a process of its own
             together = plan.engine == "hf" or baseline(cell) == plan.rules[0]
-            entry["over_first"] = _over(store, task, cell, plan.rules[0], together)
+            entry["over_first"] = speed_over(store, task, cell, plan.rules[0], together)
+            name = score_of(plan, metric)
+            entry["unscored"] = len(unscored(store, task, cell, name)) if name else 0
+        judges = results(plan, store, judgements, task)
         tasks[task] = {
             "metric": metric,
             "first": plan.rules[0],
+            "labels": names,
             "cells": cells,
             "seeds": _over_seeds(cells),
-            "best": best(cells),
-            "judges": results(plan, store, judgements, task),
+            "best": best(cells, judges),
+            "barred": barred(cells, judges),
+            "has_speeds": has_speeds(cells),
+            "against": None if chosen is None else against_each_other(store, task, chosen, list(cells)),
+            "judges": judges,
             "failures": {cell: text for (name, cell), text in store.failures.items() if name == task},
         }
     return {"plan": asdict(plan), "tasks": tasks}
 
 
-def best(cells: dict[str, dict[str, Any]]) -> str | None:
-    """The fastest rule of those that are not flagged and not measurably worse than strict; None if there is none.
-
-    A rule with several mask seeds is as fast as the mean of them, and out if one of them is.
-    """
-    rules: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for name, cell in cells.items():
-        rules[without_seed(name)].append(cell)
-    fine = {
-        name: mean(cell["over_first"]["value"] for cell in members)
-        for name, members in rules.items()
-        if all(_may_win(cell) for cell in members)
-    }
-    fastest = max(fine, key=lambda name: fine[name]) if fine else None
-    return None if fastest is None or rules[fastest][0]["rule"]["rule"] == STRICT else fastest
-
-
-def _may_win(cell: dict[str, Any]) -> bool:
-    """Whether a cell has a speed, and was compared with its strict one and found to be in order."""
-    compared = cell["rule"]["rule"] == STRICT or cell.get("over_strict") is not None
-    return bool(cell.get("over_first")) and compared and not cell["flags"] and not _measurably_worse(cell)
-
-
-def _measurably_worse(cell: dict[str, Any]) -> bool:
-    """By the test and not by the interval, which a bootstrap makes too short where few examples differ."""
-    found = cell.get("against_strict")
-    return found is not None and found["difference"]["value"] < 0 and found["p_value"] < SIGNIFICANT
-
-
-def _groups(store: Store, task: str, cell: str) -> dict[int, Timed]:
-    """The groups of a cell, by number."""
-    return {number: group for (t, c, number), group in sorted(store.groups.items()) if (t, c) == (task, cell)}
-
-
 def _cell(store: Store, task: str, cell: str) -> dict[str, Any]:
-    groups = _groups(store, task, cell)
+    groups = groups_of(store, task, cell)
     outputs = [output for group in groups.values() for output in group.outputs]
     ids = [i for group in groups.values() for i in group.ids]
     tokens, rounds = sum(o["tokens"] for o in outputs), sum(o["rounds"] for o in outputs)
@@ -112,7 +99,7 @@ def _cell(store: Store, task: str, cell: str) -> dict[str, Any]:
         "examples": len(outputs),
         "groups": len(groups),
         "tokens": tokens,
-        "tokens_per_second": median(_speed(group) for group in groups.values()),
+        "tokens_per_second": median(speed_of(group) for group in groups.values()),
         "acceptance_length": 1.0 + accepted / rounds if rounds else None,
         "acceptance_length_interval": _length_interval(outputs) if rounds else None,
         "lossy_pct": 100 * lossy / tokens if tokens else 0.0,
@@ -131,44 +118,19 @@ def _compare(
     """Add what a cell is against strict, on the groups and examples that both have."""
     if base not in cells or cell == base:
         return
-    mine, theirs, shared = _shared(store, task, cell, base)
-    if not shared:
+    mine, theirs, numbers = shared(store, task, cell, base)
+    if not numbers:
         return
-    entry["over_strict"] = _over(store, task, cell, base)
-    ids = [i for number in shared for i in mine[number].ids]
+    entry["over_strict"] = speed_over(store, task, cell, base)
+    ids = [i for number in numbers for i in mine[number].ids]
     for name, key in ((SCORE, "against_strict"), (LOG_LIKELIHOOD, "log_likelihood_against_strict")):
-        values = [(_value(store, task, base, name, i), _value(store, task, cell, name, i)) for i in ids]
-        both = [(theirs, ours) for theirs, ours in values if theirs is not None and ours is not None]
-        if both:
-            entry[key] = asdict(paired([theirs for theirs, _ in both], [ours for _, ours in both]))
+        found = score_against(store, task, cell, base, name, ids)
+        if found is not None:
+            entry[key] = found
     entry["same_text"] = sum(
-        a["text"] == b["text"] for n in shared for a, b in zip(mine[n].outputs, theirs[n].outputs, strict=True)
+        a["text"] == b["text"] for n in numbers for a, b in zip(mine[n].outputs, theirs[n].outputs, strict=True)
     )
-    entry["flags"] = _flags(*([o for n in shared for o in groups[n].outputs] for groups in (mine, theirs)))
-
-
-def _shared(store: Store, task: str, cell: str, other: str) -> tuple[dict[int, Timed], dict[int, Timed], list[int]]:
-    """The groups of two cells, and the numbers of those that both have with the same examples."""
-    mine, theirs = _groups(store, task, cell), _groups(store, task, other)
-    return mine, theirs, [n for n in mine if n in theirs and mine[n].ids == theirs[n].ids]
-
-
-def _over(store: Store, task: str, cell: str, other: str, together: bool = True) -> dict[str, float] | None:
-    """Tokens per second over another cell's on the same groups; None if there are none.
-
-    Args:
-        store: the records.
-        task: the task.
-        cell, other: its cells.
-        together: only of groups that one process decoded with both cells, by turns.
-    """
-    mine, theirs, shared = _shared(store, task, cell, other)
-    if together:
-        shared = [n for n in shared if mine[n].run == theirs[n].run]
-    if not shared:
-        return None
-    found = ratio_interval([_speed(mine[n]) for n in shared], [_speed(theirs[n]) for n in shared])
-    return {**asdict(found), "pairs": len(shared)}
+    entry["flags"] = _flags(*([o for n in numbers for o in groups[n].outputs] for groups in (mine, theirs)))
 
 
 def _degenerate(outputs: Sequence[dict[str, Any]]) -> dict[str, int]:
@@ -232,18 +194,8 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def _scores(store: Store, task: str, cell: str, name: str, ids: Sequence[str]) -> list[float]:
-    values = (_value(store, task, cell, name, i) for i in ids)
+    values = (value_of(store, task, cell, name, i) for i in ids)
     return [value for value in values if value is not None]
-
-
-def _value(store: Store, task: str, cell: str, name: str, example: str) -> float | None:
-    """A score of one text; None if it has none."""
-    return store.scores.get((task, cell, example), {}).get(name)
-
-
-def _speed(group: Timed) -> float:
-    """Tokens per second."""
-    return sum(output["tokens"] for output in group.outputs) / group.seconds
 
 
 def _by_position(lengths: Counter[int]) -> list[float]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dropmatch.evaluation.bench.plan import baseline
+from dropmatch.evaluation.bench.plan import baseline, without_seed
 from dropmatch.evaluation.judge.prompts import PAIRWISE
 
 FEW_PAIRS = 3  # of groups: a bootstrap of fewer says less than their number
@@ -29,23 +30,29 @@ class Sheet:
 
 
 def sheets(summary: dict[str, Any]) -> list[Sheet]:
-    """The tables of a summary: for each task its cells, its seeds where there are several, and what judges say."""
+    """The tables of a summary: for each task its cells, its seeds where there are several, one cell against each other,
+    and what judges say."""
     found = []
     for name, task in summary["tasks"].items():
         found.append(_cells(name, task))
         if task["seeds"]:
             found.append(_seeds(name, task))
-        found += [sheet for judge in task["judges"] for sheet in judge_sheets(name, judge)]
+        if task["against"]:
+            found.append(_against(name, task))
+        found += [sheet for judge in task["judges"] for sheet in judge_sheets(name, judge, task["labels"])]
     return found
 
 
-def judge_sheets(name: str, judge: dict[str, Any]) -> list[Sheet]:
-    """What one judge says of a task's cells, and of their turns and categories where there are some."""
-    parts = _judge_parts(name, judge)
-    return [_judge_sheet(name, judge), *([parts] if parts else [])]
+def judge_sheets(name: str, judge: dict[str, Any], labels: Mapping[str, str] | None = None) -> list[Sheet]:
+    """What one judge says of a task's cells, and of their turns and categories where there are some.
+
+    `labels` are what the cells are called, where it is not their text.
+    """
+    parts = _judge_parts(name, judge, labels or {})
+    return [_judge_sheet(name, judge, labels or {}), *([parts] if parts else [])]
 
 
-def _judge_sheet(name: str, judge: dict[str, Any]) -> Sheet:
+def _judge_sheet(name: str, judge: dict[str, Any], labels: Mapping[str, str]) -> Sheet:
     pairwise = judge["kind"] == PAIRWISE
     compared = ("wins %", "won / tied / lost", "p", "same text", "orders disagree")
     quality = compared if pairwise else ("score of 10", "against strict", "lower / higher", "p")
@@ -53,12 +60,13 @@ def _judge_sheet(name: str, judge: dict[str, Any]) -> Sheet:
     if judge["refused"] is None:
         for cell, entry in judge["cells"].items():
             values = _pairs(entry) if pairwise else _graded(entry)
-            rows.append((cell, str(entry["judged"] - entry["unparsed"]), *values, str(entry["unparsed"])))
+            judged = str(entry["judged"] - entry["unparsed"])
+            rows.append((labels.get(cell, cell), judged, *values, str(entry["unparsed"])))
     title = f"{name}: judged by {judge['model']}, {judge['kind']} (wording {judge['version']})"
     return Sheet(title, ("cell", "n", *quality, "no verdict"), rows, _judge_notes(judge))
 
 
-def _judge_parts(name: str, judge: dict[str, Any]) -> Sheet | None:
+def _judge_parts(name: str, judge: dict[str, Any], labels: Mapping[str, str]) -> Sheet | None:
     """Means by turn and by category; None where there is neither."""
     cells = judge["cells"] if judge["refused"] is None else {}
     places = [
@@ -70,7 +78,7 @@ def _judge_parts(name: str, judge: dict[str, Any]) -> Sheet | None:
     if not places:
         return None
     rows = [
-        (cell, _mean(entry), *(_mean(entry[kind].get(label)) for kind, label, _ in places))
+        (labels.get(cell, cell), _mean(entry), *(_mean(entry[kind].get(label)) for kind, label, _ in places))
         for cell, entry in cells.items()
     ]
     what = "wins %, ties as half" if judge["kind"] == PAIRWISE else "mean scores"
@@ -101,7 +109,7 @@ def _cells(name: str, task: dict[str, Any]) -> Sheet:
     rows: list[tuple[str, ...]] = []
     for cell, entry in task["cells"].items():
         row = [
-            f"{cell} *" if entry["flags"] else cell,
+            f"{task['labels'][cell]} *" if entry["flags"] else task["labels"][cell],
             str(entry["examples"]),
             "1" if cell == baseline(cell) else _ratio(entry.get("over_strict")),
             *(["1" if cell == task["first"] else _ratio(entry["over_first"])] if lengths else []),
@@ -119,8 +127,45 @@ def _score(entry: dict[str, Any]) -> list[str]:
     own = _interval(entry["score"], 1, 100) if entry["score"] else ""
     if found is None:
         return [own, "", "", ""]
-    difference = _interval(found["difference"], 1, 100, sign=True)
-    return [own, difference, f"{found['lost']} / {found['gained']}", f"{found['p_value']:.2g}"]
+    return [own, _interval(found["difference"], 1, 100, sign=True), *_counts(found)]
+
+
+def _counts(found: dict[str, Any]) -> list[str]:
+    """What was lost and gained, and the p-value of that."""
+    return [f"{found['lost']} / {found['gained']}", f"{found['p_value']:.2g}"]
+
+
+def _against(name: str, task: dict[str, Any]) -> Sheet:
+    """The reference cell beside each other one."""
+    metric, mine = task["metric"], task["labels"][task["against"]["reference"]]
+    quality = (f"{metric} points", "lost / gained", "p") if metric else ("log-likelihood",)
+    rows: list[tuple[str, ...]] = []
+    for cell, entry in task["against"]["cells"].items():
+        score, likelihood, length = entry["score"], entry["log_likelihood"], entry["acceptance_length"]
+        values = ["", "", ""] if metric else [""]
+        if metric and score:
+            values = [_interval(score["difference"], 1, 100, sign=True), *_counts(score)]
+        elif likelihood and not metric:
+            values = [_interval(likelihood["difference"], 3, sign=True)]
+        rows.append(
+            (
+                task["labels"][cell],
+                str(entry["examples"]),
+                _ratio(entry["speed"]),
+                _interval(length, 2, sign=True) if length else "",
+                *values,
+            )
+        )
+    headings = ("against", "n", "speed over it", "acceptance length", *quality)
+    notes = [
+        f"Each row is {mine} less the cell of the row, on the same examples: above 0 it accepts more or is better, and "
+        "a speed above 1 is faster."
+    ]
+    if metric:
+        notes.append(
+            "Lost and gained are its examples. Of many rows some p are small by chance: none is corrected for that."
+        )
+    return Sheet(f"{name}: {mine} against each other lossy cell of its draft length", headings, rows, notes)
 
 
 def _likelihood(entry: dict[str, Any]) -> list[str]:
@@ -156,8 +201,7 @@ def _graded(entry: dict[str, Any]) -> list[str]:
     own = _optional(entry["score"], 2)
     if found is None:
         return [own, "", "", ""]
-    difference = _interval(found["difference"], 2, sign=True)
-    return [own, difference, f"{found['lost']} / {found['gained']}", f"{found['p_value']:.2g}"]
+    return [own, _interval(found["difference"], 2, sign=True), *_counts(found)]
 
 
 def _judge_notes(judge: dict[str, Any]) -> list[str]:
@@ -196,14 +240,20 @@ def _judge_notes(judge: dict[str, Any]) -> list[str]:
 
 
 def _notes(task: dict[str, Any]) -> list[str]:
-    notes = [f"* {cell}: {'; '.join(entry['flags'])}" for cell, entry in task["cells"].items() if entry["flags"]]
-    notes += [f"{cell} crashed: {text}" for cell, text in task["failures"].items()]
-    if task["best"]:
-        worse = "and whose score is not measurably below strict's" if task["metric"] else "(quality: see its texts)"
-        notes.append(f"Fastest of the cells that are not flagged {worse}: {task['best']}.")
-    elif len(task["cells"]) > 1:
-        notes.append("No lossy cell is both faster than strict and free of a flag or a measurable loss.")
-    apart = [cell for cell, entry in task["cells"].items() if "same_text" in entry and not entry["over_strict"]]
+    cells, names = task["cells"], task["labels"]
+    notes = [f"* {names[cell]}: {'; '.join(entry['flags'])}" for cell, entry in cells.items() if entry["flags"]]
+    notes += [f"{names.get(cell, cell)} crashed: {text}" for cell, text in task["failures"].items()]
+    waiting = [f"{e['unscored']} of {e['examples']} of {names[cell]}" for cell, e in cells.items() if e["unscored"]]
+    if waiting:
+        notes.append(
+            f"Texts without a {'score' if task['metric'] else 'likelihood'} yet: {', '.join(waiting)}. The benchmark's "
+            "command, given again, does the rest."
+        )
+    notes += _choice(task)
+    if task["barred"]:
+        reasons = "; ".join(f"{names[cell]}: {' and '.join(why)}" for cell, why in task["barred"].items())
+        notes.append(f"Never named the fastest: {reasons}.")
+    apart = [names[cell] for cell, entry in cells.items() if "same_text" in entry and not entry["over_strict"]]
     if apart:
         notes.append(
             f"No speed for {', '.join(apart)}: decoded at another time than strict, so that the machine may have been "
@@ -217,13 +267,39 @@ def _notes(task: dict[str, Any]) -> list[str]:
     return notes
 
 
+def _choice(task: dict[str, Any]) -> list[str]:
+    """The cell to take, with what is known of it: of few examples that is little."""
+    cells, names, best = task["cells"], task["labels"], task["best"]
+    lossy = any(cell != baseline(cell) for cell in cells)
+    if best is None and lossy and not task["has_speeds"]:
+        return ["No lossy cell has a speed that can be compared with strict's, so none is named the fastest."]
+    if best is None:
+        return ["No lossy cell is both faster than strict and free of what bars it."] if lossy else []
+    notes = [f"Fastest of the lossy cells that are not flagged and not measurably worse than strict: {names[best]}."]
+    for cell, entry in cells.items():
+        if without_seed(cell) != best:
+            continue
+        known = [f"{_ratio(entry['over_first'])} times the speed of {task['first']}"]
+        score, likelihood = entry.get("against_strict"), entry.get("log_likelihood_against_strict")
+        if score:
+            difference = _interval(score["difference"], 1, 100, sign=True)
+            known.append(f"{difference} points against strict, p = {score['p_value']:.2g}, n = {score['n']}")
+        if likelihood:
+            difference = _interval(likelihood["difference"], 3, sign=True)
+            known.append(f"log-likelihood {difference} against strict, n = {likelihood['n']}")
+        if not score and not likelihood:
+            known.append("its quality is not known")
+        notes.append(f"{names[cell]}: {'; '.join(known)}.")
+    return notes
+
+
 def _seeds(name: str, task: dict[str, Any]) -> Sheet:
     rows: list[tuple[str, ...]] = []
     for rule, entry in task["seeds"].items():
         score = _spread(entry["score"], 1, 100) if entry["score"] else ""
         speed = _spread(entry["over_strict"], 2) if entry["over_strict"] else ""
         length = _spread(entry["acceptance_length"], 2) if entry["acceptance_length"] else ""
-        rows.append((rule, str(entry["seeds"]), speed, length, score))
+        rows.append((task["labels"][rule], str(entry["seeds"]), speed, length, score))
     headings = ("rule", "seeds", "speed over strict", "acceptance length", f"{task['metric'] or 'score'} %")
     return Sheet(f"{name}: over mask seeds", headings, rows, ["Mean over seeds, and the least and the greatest."])
 

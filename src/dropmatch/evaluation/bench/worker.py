@@ -193,7 +193,7 @@ def length_of(cell: str) -> int:
 
 def _run(runner: Runner, backend: Backend, store: Store) -> None:
     store.keep_machine(backend.about())
-    with Bar(runner.total) as bar:
+    with Bar(runner.workload()) as bar:
         runner.run(bar)
 
 

@@ -71,6 +71,8 @@ class Task(Protocol):
     Attributes:
         name: how users choose it, and how reports call it.
         metric: name of the score; None for open-ended tasks.
+
+    A task whose score runs texts as programs says so with `runs_programs = True`: that may take long.
     """
 
     name: str

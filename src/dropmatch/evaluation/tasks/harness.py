@@ -65,6 +65,7 @@ class HarnessTask:
     ) -> None:
         self.name = Path(name).stem if Path(name).suffix == ".yaml" else name
         self.chat = chat
+        self.runs_programs = unsafe_code
         self._data, self._fewshot_data = (None if p is None else Path(p) for p in (data, fewshot_data))
         self._num_fewshot = num_fewshot
         self._configs = configs_of(name, unsafe_code)
