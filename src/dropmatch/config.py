@@ -84,7 +84,7 @@ class AcceptanceConfig(_Config):
     verdict: str = "auto"
     strictness: float = DEFAULT_STRICTNESS
     heads_mode: str = "auto"
-    gaussian_tokens: int = 32
+    gaussian_tokens: int = 16
     token_floor: float | None = None
     support: str = "auto"
     shortlist_size: int = 2048

@@ -109,7 +109,7 @@ def test_full_cluster_is_equations_3_and_5(cap: float | None) -> None:
         np.testing.assert_allclose(cluster.head_logits[n].numpy(), logits, atol=2e-5)
         np.testing.assert_allclose(cluster.centroid_logits[n].numpy(), logits.mean(axis=0), atol=2e-5)
         np.testing.assert_allclose(
-            cluster.centroid_log_probs()[n].exp().numpy(), reference.softmax(logits.mean(axis=0)), atol=1e-5
+            cluster.centroid_log_probs[n].exp().numpy(), reference.softmax(logits.mean(axis=0)), atol=1e-5
         )
         assert cluster.head_tokens()[n].tolist() == [reference.argmax(row) for row in logits.tolist()]
 
@@ -212,7 +212,7 @@ def test_draft_tail_is_exact_and_everything_sums_to_one() -> None:
         outside(cluster, full.draft_logits).numpy(),  # type: ignore[arg-type]
         atol=1e-4,
     )
-    for made in (cluster.head_log_probs(), cluster.centroid_log_probs(), cluster.draft_log_probs()):
+    for made in (cluster.head_log_probs(), cluster.centroid_log_probs, cluster.draft_log_probs()):
         np.testing.assert_allclose(made.exp().sum(-1).numpy(), 1.0, atol=1e-5)
     uniform = cluster.uniform_log_probs().exp()
     present = ~cluster.centroid_logits.isneginf()
@@ -331,7 +331,7 @@ def test_heads_centroid_and_draft_obey_a_ban(config: AcceptanceConfig, allowed: 
     assert bool((bias.gather(1, cluster.head_tokens()) == 0).all())
     ids = torch.arange(VOCAB).expand(8, -1) if cluster.token_ids is None else cluster.token_ids
     banned = bias.gather(1, ids).isneginf()  # [N, S]
-    for log_probs in (cluster.centroid_log_probs(), cluster.draft_log_probs(), cluster.uniform_log_probs()):
+    for log_probs in (cluster.centroid_log_probs, cluster.draft_log_probs(), cluster.uniform_log_probs()):
         assert bool(log_probs[:, : ids.shape[1]][banned].isneginf().all())
         np.testing.assert_allclose(log_probs.exp().sum(1).numpy(), 1.0, atol=1e-5)
     assert bool(cluster.head_log_probs()[..., : ids.shape[1]].masked_select(banned[:, None]).isneginf().all())

@@ -208,7 +208,7 @@ def test_support_is_the_likeliest_first_then_the_drafts_each_once() -> None:
         assert set(draft.topk(DRAFT_TOKENS).indices.tolist()) <= set(ids)
         shown = [i for i, gone in zip(ids, cluster.centroid_logits[n].isneginf().tolist(), strict=True) if not gone]
         assert sorted(shown) == sorted(set(ids))
-    for made in (cluster.head_log_probs(), cluster.centroid_log_probs(), cluster.draft_log_probs()):
+    for made in (cluster.head_log_probs(), cluster.centroid_log_probs, cluster.draft_log_probs()):
         np.testing.assert_allclose(made.exp().sum(-1).numpy(), 1.0, atol=1e-5)
     np.testing.assert_allclose(cluster.uniform_log_probs().exp().sum(1).numpy(), 1.0, atol=1e-5)
 
@@ -267,7 +267,7 @@ def test_what_is_banned_has_no_mass(allowed: int) -> None:
     assert cluster.token_ids is not None
     assert bool((bias.gather(1, cluster.head_tokens()) == 0).all())
     banned = bias.gather(1, cluster.token_ids).isneginf()
-    for log_probs in (cluster.centroid_log_probs(), cluster.draft_log_probs(), cluster.uniform_log_probs()):
+    for log_probs in (cluster.centroid_log_probs, cluster.draft_log_probs(), cluster.uniform_log_probs()):
         assert bool(log_probs[:, :-1][banned].isneginf().all())
         np.testing.assert_allclose(log_probs.exp().sum(1).numpy(), 1.0, atol=1e-5)
     for verdict in ("sampled", "denoised"):

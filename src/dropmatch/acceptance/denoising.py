@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 def denoised(rule: Rule, evidence: Evidence, config: AcceptanceConfig, head: Head) -> Verdict:
     """Accept where the probability of acceptance over heads is at least `strictness`.
 
-    With a floor, rows that it refuses anyway get no heads: log p̄(ŷ) is a concave function of the heads' logits, whose
-    mean are the clean ones. So where p(ŷ) is below the floor, the logits with p̄(ŷ) at or above it are a convex set
-    without the mean, and a Gaussian has at most half of its mass there.
+    A floor is asked of the clean distribution first, and heads are made only if it leaves a row: log p̄(ŷ) is a concave
+    function of the heads' logits, whose mean are the clean ones. So where p(ŷ) is below the floor, the logits with
+    p̄(ŷ) at or above it are a convex set without the mean, and a Gaussian has at most half of its mass there.
 
     Args:
         rule: asked about each set of heads.
@@ -36,15 +36,12 @@ def denoised(rule: Rule, evidence: Evidence, config: AcceptanceConfig, head: Hea
     probability = distributions.clean.probability(evidence.draft_tokens)  # [N]
     likely = probability >= floor  # [N]
     refused = Verdict.blank(torch.zeros_like(likely), "exact").with_numbers(probability=probability)
-    if likely.device.type != "cpu":  # to learn how many rows are left would mean waiting for the device
-        return refused.where(likely, _over_sets(rule, evidence, distributions, config, head))
-    index = likely.nonzero().squeeze(1)  # [n]
-    if len(index) == len(evidence):
-        return _over_sets(rule, evidence, distributions, config, head)
-    if len(index) == 0:
-        return refused
-    left = evidence.rows(index)
-    return refused.with_rows(index, _over_sets(rule, left, Distributions.of(left), config, head))
+    if likely.device.type == "cpu":  # on a GPU, to learn this would mean waiting for it
+        if not likely.any():
+            return refused
+        if likely.all():
+            return _over_sets(rule, evidence, distributions, config, head)
+    return refused.where(likely, _over_sets(rule, evidence, distributions, config, head))
 
 
 def _over_sets(

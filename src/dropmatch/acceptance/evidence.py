@@ -152,11 +152,6 @@ class Verdict:
         """The same verdict with some of the numbers behind it, each [N]."""
         return replace(self, **numbers)
 
-    def with_rows(self, index: Tensor, rows: Verdict) -> Verdict:
-        """The same verdict but for some rows: [n] int64, their verdict."""
-        pairs = ((f.name, getattr(self, f.name), getattr(rows, f.name)) for f in fields(Verdict))
-        return Verdict(**{name: value.index_copy(0, index, part) for name, value, part in pairs})
-
     def where(self, mask: Tensor, other: Verdict) -> Verdict:
         """The same verdict but for the rows of mask [N] bool, which another one has, of as many rows."""
         pairs = ((f.name, getattr(self, f.name), getattr(other, f.name)) for f in fields(Verdict))

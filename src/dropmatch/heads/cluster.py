@@ -10,6 +10,7 @@ N rows, K heads, S tokens in the support, V in the vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -75,6 +76,7 @@ class Cluster:
         """[N, K, S] (or S + 1 with a tail)."""
         return _log_softmax(self.head_logits, self.head_tail)
 
+    @cached_property
     def centroid_log_probs(self) -> Tensor:
         """p̄ of equation 5: [N, S] (or S + 1 with a tail)."""
         return _log_softmax(self.centroid_logits, self.centroid_tail)
@@ -103,22 +105,19 @@ class Cluster:
         """Plurality of the heads' tokens [N, K], ties to the higher centroid logit: [N] int64 (equation 7)."""
         votes = (head_tokens[:, :, None] == head_tokens[:, None, :]).sum(dim=2)  # [N, K]
         best = votes == votes.amax(dim=1, keepdim=True)
-        logit = self._centroid_logits_of(head_tokens)  # [N, K]
+        logit = self.centroid_logits.gather(1, self._places(head_tokens))  # [N, K]
         return head_tokens.gather(1, torch.where(best, logit, -torch.inf).argmax(dim=1, keepdim=True)).squeeze(1)
 
     def centroid_log_prob_of(self, tokens: Tensor) -> Tensor:
         """log p̄(token) for tokens [N] in the support: [N] fp32."""
-        log_z = torch.logsumexp(self.centroid_logits, dim=1)  # [N]
-        if self.centroid_tail is not None:
-            log_z = torch.logaddexp(log_z, self.centroid_tail)
-        return self._centroid_logits_of(tokens[:, None]).squeeze(1) - log_z
+        return self.centroid_log_probs.gather(1, self._places(tokens[:, None])).squeeze(1)
 
-    def _centroid_logits_of(self, tokens: Tensor) -> Tensor:
-        """[N, n] token ids in the support -> [N, n]."""
+    def _places(self, tokens: Tensor) -> Tensor:
+        """Where token ids stand in the support: [N, n] -> [N, n]."""
         if self.token_ids is None:
-            return self.centroid_logits.gather(1, tokens)
+            return tokens
         here = self.token_ids[:, None, :] == tokens[:, :, None]  # [N, n, S]
-        return self.centroid_logits.gather(1, here.int().argmax(dim=2))
+        return here.int().argmax(dim=2)
 
 
 def _log_softmax(logits: Tensor, tail: Tensor | None) -> Tensor:

@@ -51,8 +51,8 @@ class Vocabulary:
 
     def __init__(self, logits: Tensor) -> None:
         self.logits = logits
-        # on a CPU a row for each thread: what is larger leaves the cache, and comes from the system anew each time
-        self._size = min(torch.get_num_threads(), CPU_ROWS) if logits.device.type == "cpu" else max(1, logits.shape[0])
+        # on a CPU a few rows at once: what is larger leaves the cache
+        self._size = CPU_ROWS if logits.device.type == "cpu" else max(1, logits.shape[0])
         self._blocks, self._rest = divmod(logits.shape[1], BLOCK)
 
     @cached_property

@@ -18,7 +18,7 @@ def judge_js(evidence: Evidence, cluster: Cluster | None, config: AcceptanceConf
     probability in the centroid.
     """
     assert cluster is not None
-    centroid = cluster.centroid_log_probs()  # [N, S]
+    centroid = cluster.centroid_log_probs  # [N, S]
     radius = js_divergence(cluster.head_log_probs(), centroid[:, None]).amax(dim=1)  # [N], right side of eq. 6
     drafts = torch.stack([cluster.draft_log_probs(), cluster.uniform_log_probs()])  # [2, N, S]
     distance, uniform = js_divergence(drafts, centroid)  # [N] each; the former is the left side of eq. 6

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Protocol
 
 import torch
@@ -94,10 +95,15 @@ def lossy_rows(
     for request, count in zip(requests, counts, strict=True):
         config = settings.of(request)
         if config is not None and not get_rule(config.rule).lossless:
-            seed, shared = settings.seed(request), replace(config, mask_seed=None)
+            seed, shared = settings.seed(request), _without_seed(config)
             rows += [Row(index + place, request, place, shared, seed) for place in range(count)]
         index += count + bonus_rows
     return rows
+
+
+@lru_cache(maxsize=256)
+def _without_seed(config: AcceptanceConfig) -> AcceptanceConfig:
+    return replace(config, mask_seed=None)
 
 
 def with_following(rows: Sequence[Row], exact: dict[int, bool]) -> list[Row]:

@@ -115,7 +115,7 @@ def ask_heads(evidence: Evidence, exact: Tensor, config: AcceptanceConfig, head:
 
 def _ask(rows: Evidence, exact: Tensor, config: AcceptanceConfig, head: Head) -> Rows:
     cluster = build_cluster(rows, config, head)
-    centroid, heads = cluster.centroid_log_probs(), cluster.head_log_probs()  # [n, S], [n, K, S]
+    centroid, heads = cluster.centroid_log_probs, cluster.head_log_probs()  # [n, S], [n, K, S]
     tokens = cluster.head_tokens()  # [n, K]
     majority = cluster.majority_tokens(tokens)  # [n]
     agrees = tokens == majority[:, None]  # [n, K]
