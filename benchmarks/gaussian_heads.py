@@ -33,7 +33,9 @@ class Collector:
     def __init__(self) -> None:
         self.rows: list[Evidence] = []
 
-    def __call__(self, draft: Any, logits: Any, hidden: Any, sequence: Any, chooser: Any, _: Any, head: Any) -> Outcome:
+    def __call__(
+        self, draft: Any, logits: Any, hidden: Any, sequence: Any, chooser: Any, _: Any, head: Any, observer: Any
+    ) -> Outcome:
         n = draft.tokens.shape[0]
         clean = logits[:n].float().argmax(dim=-1)
         differs = (draft.tokens != clean).nonzero().flatten()[:1]

@@ -46,7 +46,9 @@ class PairedTimer:
         self.extra = self.strict = 0.0
         self.judged = self.rounds = 0
 
-    def __call__(self, draft: Any, logits: Any, hidden: Any, sequence: Any, chooser: Any, _: Any, head: Any) -> Outcome:
+    def __call__(
+        self, draft: Any, logits: Any, hidden: Any, sequence: Any, chooser: Any, _: Any, head: Any, observer: Any
+    ) -> Outcome:
         outcomes, seconds = {}, {}
         order = (STRICT, self.config) if self.strict_first else (self.config, STRICT)
         for config in order:
@@ -106,7 +108,9 @@ class RowKeeper:
         }
         self.rows = self.alike = self.mismatched = self.mismatched_alike = 0
 
-    def __call__(self, draft: Any, logits: Any, hidden: Any, sequence: Any, chooser: Any, _: Any, head: Any) -> Outcome:
+    def __call__(
+        self, draft: Any, logits: Any, hidden: Any, sequence: Any, chooser: Any, _: Any, head: Any, observer: Any
+    ) -> Outcome:
         n = draft.tokens.shape[0]
         if n:
             start = sequence.shape[0] - n

@@ -14,6 +14,7 @@ from verifier_batches import JS, JUDGE, LOSSY, MANY, NAIVE, batches, replace_opt
 from verifier_reference import check
 from verifier_support import Ask, make_ask, run
 
+from dropmatch.engines.vllm.step import KnownArgmax
 from dropmatch.engines.vllm.verifier import Verifier
 
 
@@ -147,6 +148,36 @@ def test_rows_that_the_floor_refuses_and_those_behind_are_not_judged(
         outcome = run([ask])
     assert seen == asked
     assert len(outcome.report["a"].accepted) == len(asked)
+
+
+@pytest.mark.parametrize(("lossy", "answered"), [(True, 1), (False, 0)])
+def test_the_kernels_are_told_the_likeliest_tokens(lossy: bool, answered: int) -> None:
+    """Where all rows were looked at; what vLLM asks is what is answered, or it would cost a pass over all logits."""
+    told: list[torch.Tensor] = []
+
+    class Watched(KnownArgmax):
+        def __torch_function__(self, *args: Any) -> Any:
+            found = super().__torch_function__(*args)
+            told.extend([found] if found is self._tokens else [])
+            return found
+
+    batch = [make_ask("a", [0, 9, 0, 9], 1, options=NAIVE, start=7)]
+    batch += [] if lossy else [make_ask("b", [0, 9], 2, options={"dropmatch": "strict"}, start=40)]
+    judge = scripted_judge({9: True, 11: False})
+    with patch("dropmatch.engines.vllm.verifier.KnownArgmax", Watched), patch(JUDGE, judge):
+        outcome = run(batch)
+    assert len(told) == answered
+    assert outcome.tokens["a"] == [*batch[0].drafts[:3], int(batch[0].raw[3].argmax())]
+
+
+def test_only_the_argmax_that_is_known_is_answered() -> None:
+    logits, wrong = torch.eye(3), torch.tensor([2, 2, 2])
+    with KnownArgmax(logits, wrong):
+        assert logits.argmax(dim=-1) is wrong
+        assert logits.argmax(-1).tolist() == logits.clone().argmax(dim=-1).tolist() == [0, 1, 2]
+        assert int(logits.argmax()) == 0
+        assert torch.equal(logits + 1, torch.eye(3) + 1)
+    assert logits.argmax(dim=-1).tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("evaluation", ["lazy", "eager"])

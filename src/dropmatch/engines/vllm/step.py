@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from dropmatch.acceptance import get_rule
 from dropmatch.engines.vllm.rows import Row
@@ -133,3 +135,26 @@ def forced(target_logits: Tensor, draft_tokens: Tensor, rows: list[int], greedy:
         yield
     finally:
         target_logits[where] = kept
+
+
+class KnownArgmax(TorchFunctionMode):
+    """While active, the argmax of some logits is answered without another pass over them.
+
+    vLLM takes it of all rows to find greedy mismatches, which the rules needed to know already.
+
+    Args:
+        logits: [N, V].
+        tokens: [N] int64, their argmax along the vocabulary.
+    """
+
+    def __init__(self, logits: Tensor, tokens: Tensor) -> None:
+        super().__init__()
+        self._logits, self._tokens = logits, tokens
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """As torch's: answers `logits.argmax(dim=-1)`."""
+        if func is torch.Tensor.argmax and args and args[0] is self._logits and kwargs == {"dim": -1}:
+            return self._tokens
+        return func(*args, **(kwargs or {}))

@@ -14,7 +14,7 @@ B requests, N draft rows of theirs, V tokens in the vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 from typing import Any
 
@@ -28,7 +28,7 @@ from dropmatch.engines.vllm.drafts import DraftLogits
 from dropmatch.engines.vllm.reporting import Reasons, reasons_of
 from dropmatch.engines.vllm.requests import RequestSettings
 from dropmatch.engines.vllm.rows import Row, ask, lossy_rows, with_following
-from dropmatch.engines.vllm.step import Step, forced
+from dropmatch.engines.vllm.step import KnownArgmax, Step, forced
 from dropmatch.heads import Head, likeliest_and_mass
 
 logger = init_logger(f"vllm.plugins.{__name__}")  # vLLM shows only loggers below its own
@@ -129,6 +129,7 @@ class Verifier:
         greedy = _greedy_requests(step.requests, sampling)
         reasons: dict[int, int] = {}  # of the rows that a rule accepted
         refused: list[int] = []  # exact rows that an eager rule refused
+        likeliest: Tensor | None = None  # [N], where all rows were looked at
         placeholders = draft_token_ids < 0
         try:
             if len(greedy) < len(step.requests) and (step.rows or bool(placeholders.any())):
@@ -138,14 +139,21 @@ class Verifier:
                 # the CPU kernel would read a probability before the row's first for a placeholder
                 Verifier.uniforms = numbers.masked_fill(placeholders, torch.inf)
             if step.rows:
-                exact, most = _exact(draft_token_ids, target_logits, draft_probs, greedy, step.rows, Verifier.uniforms)
+                exact, most, likeliest = _exact(
+                    draft_token_ids, target_logits, draft_probs, greedy, step.rows, Verifier.uniforms
+                )
                 step.draft_tokens, step.target_logits = draft_token_ids, target_logits
                 reasons, refused = self._ask(step, exact, most, greedy)
             proposed = draft_token_ids
             if refused:
                 proposed = draft_token_ids.clone()
                 proposed[refused] = PLACEHOLDER
-            with forced(target_logits, draft_token_ids, sorted(reasons), sampling.all_greedy):
+            known: AbstractContextManager[Any] = nullcontext()
+            if likeliest is not None:
+                lossy = list(reasons)
+                likeliest[lossy] = draft_token_ids[lossy].long()
+                known = KnownArgmax(target_logits, likeliest)
+            with forced(target_logits, draft_token_ids, sorted(reasons), sampling.all_greedy), known:
                 tokens = _rejection_sample(
                     proposed,
                     num_draft_tokens,
@@ -289,8 +297,10 @@ def _exact(
     greedy: set[str],
     rows: list[Row],
     uniforms: Tensor | None,
-) -> tuple[dict[int, bool], dict[int, float]]:
+) -> tuple[dict[int, bool], dict[int, float], Tensor | None]:
     """For each row, whether vLLM's kernels accept it, and an upper bound of its clean probability.
+
+    And the likeliest token of each: [N], None if some rows were not asked about.
 
     Args:
         drafts: [N].
@@ -315,4 +325,5 @@ def _exact(
         accepted = torch.where(samples, (tokens >= 0) & (q > 0) & (p / q >= uniforms[index]), accepted)
         most = torch.where(samples, 1.0, most)  # their logits are no longer the clean ones
     places = [row.index for row in rows]
-    return dict(zip(places, accepted.tolist(), strict=True)), dict(zip(places, most.tolist(), strict=True))
+    exact, bounds = (dict(zip(places, values.tolist(), strict=True)) for values in (accepted, most))
+    return exact, bounds, likeliest if len(rows) == target_logits.shape[0] else None
