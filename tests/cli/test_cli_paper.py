@@ -230,7 +230,8 @@ def test_batches_go_on_where_they_were(run: Run, pair: Pair, monkeypatch: pytest
         if plan.batch == 2 and stop:
             raise KeyboardInterrupt
         engine = load(pair.target, pair.draft)
-        Runner(plan, plan.rules, tasks, HuggingFace(engine), store).run(Bar(0))
+        runner = Runner(plan, plan.rules, tasks, HuggingFace(engine), store)
+        runner.run(Bar(runner.workload()))
 
     monkeypatch.setattr(batches, "require_vllm", lambda: None)
     monkeypatch.setattr(environment, "require_vllm", lambda: None)
