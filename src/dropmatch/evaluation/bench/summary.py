@@ -69,6 +69,7 @@ def summarise(plan: Plan, store: Store, metrics: dict[str, str | None], against:
         tasks[task] = {
             "metric": metric,
             "first": plan.rules[0],
+            "lengths_apart": plan.engine != "hf" and len({baseline(cell) for cell in cells}) > 1,
             "labels": names,
             "cells": cells,
             "seeds": _over_seeds(cells),

@@ -259,9 +259,9 @@ def _notes(task: dict[str, Any]) -> list[str]:
             f"No speed for {', '.join(apart)}: decoded at another time than strict, so that the machine may have been "
             "another. With a new --out both run by turns."
         )
-    if len({baseline(cell) for cell in task["cells"]}) > 1:
+    if task["lengths_apart"]:
         notes.append(
-            "With vLLM the cells of another draft length ran in a process of their own, at another time: speeds over "
+            "The cells of another draft length ran in a process of their own, at another time: speeds over "
             f"{task['first']} hold what the machine did meanwhile."
         )
     return notes
