@@ -150,6 +150,21 @@ def test_rows_that_the_floor_refuses_and_those_behind_are_not_judged(
     assert len(outcome.report["a"].accepted) == len(asked)
 
 
+@pytest.mark.parametrize(("evaluation", "kept"), [("eager", 0), ("lazy", 2)])
+def test_the_floor_refuses_exact_tokens_too_where_they_are_judged(evaluation: str, kept: int) -> None:
+    options = {"dropmatch": "naive", "dropmatch_token_floor": 0.9, "dropmatch_evaluation": evaluation}
+    ask = make_ask("a", [0, 0], 1, options=options, start=7)
+    ask.raw = torch.full_like(ask.raw, -30.0)
+    for place, token in enumerate(ask.drafts):  # the likeliest token has 0.75 in all
+        ask.raw[place, token] = math.log(0.75)
+        ask.raw[place, (token + 70) % ask.raw.shape[1]] = math.log(0.25)
+    judge = scripted_judge(dict.fromkeys(range(100), True))  # it is not to be asked
+    with patch(JUDGE, judge), patch("dropmatch.heads.vocabulary.BLOCK", 8):  # the two are in different blocks
+        outcome = run([ask])
+    assert len(outcome.report["a"].accepted) == kept
+    assert outcome.tokens["a"][0] == ask.drafts[0]  # the target's own token, if not the draft's
+
+
 @pytest.mark.parametrize(("lossy", "answered"), [(True, 1), (False, 0)])
 def test_the_kernels_are_told_the_likeliest_tokens(lossy: bool, answered: int) -> None:
     """Where all rows were looked at; what vLLM asks is what is answered, or it would cost a pass over all logits."""

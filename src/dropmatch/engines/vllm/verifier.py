@@ -190,12 +190,15 @@ class Verifier:
         tokens = step.draft_tokens.tolist()
         queues: dict[str, list[Row]] = {}
         ended: set[str] = set()
+        hopeless: list[int] = []  # exact rows that an eager rule's floor refuses
         for row in with_following(step.rows, exact):
             always = row.config.evaluation == "eager" and row.request in greedy
             if row.request in ended or (exact[row.index] and not always):
                 continue
-            hopeless = most[row.index] < row.config.clean_floor(self._head.can_gather)
-            if not hopeless and self._can_judge(step, row, tokens[row.index]):
+            if most[row.index] < row.config.clean_floor(self._head.can_gather):
+                hopeless += [row.index] if exact[row.index] else []
+                ended.add(row.request)
+            elif self._can_judge(step, row, tokens[row.index]):
                 queues.setdefault(row.request, []).append(row)
             elif not exact[row.index]:
                 ended.add(row.request)
@@ -203,7 +206,7 @@ class Verifier:
         # some rows behind the first rejection are judged for nothing, which costs less than asking twice
         accepted = ask([row for queue in queues.values() for row in queue], step, self._head)
         reasons: dict[int, int] = {}
-        refused: list[int] = []
+        refused = hopeless
         for queue in queues.values():
             for row in queue:
                 if row.index not in accepted:
